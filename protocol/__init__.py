@@ -6,4 +6,4 @@ nothing; a decision returns its reason. `protocol/README.md` is the specificatio
 """
 
 PROTOCOL_VERSION = 1
-"""Peers of different protocol versions never share a swarm: it is part of every wire name and digest domain."""
+"""Part of every wire name and record key, so that peers of different versions never share a swarm."""

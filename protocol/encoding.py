@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any
 
 import rfc8785
@@ -18,10 +19,14 @@ DIGEST_SIZE = 32  # bytes, SHA-256
 MAX_DOCUMENT_SIZE = 64 * 1024  # bytes; nothing that peers sign is larger
 MAX_DEPTH = 8  # nested lists and objects
 
+_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.?)*"?|[][{}]', re.DOTALL)
+"""A whole string or a bracket; an unfinished string matches too, so that the search stays linear."""
+
 
 def canonical_bytes(value: Any) -> bytes:
-    """The one byte string of a JSON value. Integers must lie within ±2^53, floats must be finite.
+    """The one byte string of a JSON value.
 
+    Integers must lie within ±2^53 and floats must be finite; whole floats beyond ±2^53 cannot be read again.
     Raises `ValueError` (`rfc8785.CanonicalizationError`) for anything else.
     """
     return bytes(rfc8785.dumps(value))
@@ -46,14 +51,14 @@ def decode_canonical(data: bytes, max_size: int = MAX_DOCUMENT_SIZE) -> Any:
 
 
 def _refuse_depth(data: bytes) -> None:
-    """Bound nesting before the parser recurses; brackets inside strings only make the bound stricter."""
+    """Bound nesting before the parser recurses."""
     depth = 0
-    for byte in data:
-        if byte in b"[{":
+    for token in _STRING_OR_BRACKET.findall(data):
+        if token in b"[{":
             depth += 1
             if depth > MAX_DEPTH:
                 raise RemoteProtocolError(f"document is nested deeper than {MAX_DEPTH}")
-        elif byte in b"]}":
+        elif token in b"]}":
             depth -= 1
 
 

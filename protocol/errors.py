@@ -7,8 +7,9 @@
         ├── InvalidInvite
         └── IncompatibleVersion
 
-Remote faults inside a running swarm are ordinary, so there they are values (`admission.Rejected`), not exceptions;
-these are raised only where bytes are decoded. Messages are one sentence and fit to be shown to a person.
+Remote faults inside a running swarm are ordinary, so there they are values (`admission.Rejected`), not
+exceptions; these are raised only where bytes are decoded. Messages are one sentence and fit to be shown to a
+person.
 """
 
 

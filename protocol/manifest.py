@@ -1,8 +1,9 @@
 """The run manifest: one training of one model, as data.
 
-A manifest is decoded strictly (unknown keys, wrong types and numbers out of range are refused, naming the field),
-turned into canonical bytes, hashed (the digest names the run) and signed by its host. Nobody who serves it can
-alter it. Floats occur only where each peer computes with them; epochs, quotas and sizes are integers.
+A manifest is decoded strictly (unknown keys, wrong types and numbers out of range are refused, naming the
+field), turned into canonical bytes, hashed (the digest names the run) and signed by its host. Nobody who
+serves it can alter it. Floats occur only where each peer computes with them; epochs, quotas and sizes are
+integers.
 """
 
 from __future__ import annotations
@@ -11,24 +12,20 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from protocol.encoding import canonical_bytes, decode_canonical, digest
 from protocol.errors import IncompatibleVersion, InvalidManifest, RemoteProtocolError
-from protocol.signing import SIGNATURE_SIZE, SigningKey, is_signed_by, public_key_of
-from protocol.units import PeerId, RunId
+from protocol.fields import KnownPeer, Line, Section, Sha256Hex
+from protocol.signing import SIGNATURE_SIZE, SigningKey, is_signed_by
+from protocol.units import RunId
 
 MANIFEST_DOMAIN = "manifest"
 MANIFEST_VERSION = 1
 
-Line = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]*$")]
-"""One printable line: no control or direction-changing characters, since it is shown on terminals and pages."""
 Preset = Literal["nano", "micro", "mini", "small", "medium", "large"]
-Sha256Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+Compression = Literal["none", "float16", "uniform8"]
+"""of vectors on the wire, the most exact first"""
 
 
 class RunSection(Section):
@@ -57,7 +54,7 @@ class TextFile(Section):
 class DataSection(Section):
     kind: Literal["python-stdlib", "files"] = "python-stdlib"
     """`python-stdlib`: the sources of the standard library that every Python carries. `files`: text files."""
-    files: Annotated[list[TextFile], Field(max_length=200)] = []
+    files: list[TextFile] = Field(default=[], max_length=200)
     """for kind `files`: UTF-8 text, or JSON lines with a `text` field; `.gz` and `.zst` too"""
 
     @model_validator(mode="after")
@@ -101,9 +98,12 @@ class TrainingSection(Section):
 
 
 class AveragingSection(Section):
-    compression: Literal["none", "float16"] = "none"
-    """of gradients on the wire"""
-    term_epochs: int = Field(default=4, ge=2, le=1000)
+    compression: Literal["auto"] | Compression = "auto"
+    """of gradients on the wire, in the step lane; auto: the vote of each term chooses it (`protocol/lanes.py`)"""
+    overlap: int = Field(default=1, ge=0, le=1)
+    """1: averaging runs behind the gathering of the next epoch, part of which works with weights one epoch old;
+    0: exact large-batch training, everybody waits for the average"""
+    term_epochs: int = Field(default=2, ge=2, le=1000)
     """epochs during which one plan of groups and quotas holds"""
     grace_seconds: float = Field(default=5.0, ge=0.5, le=600)
     """how long the others wait for a silent peer before they go on without it"""
@@ -114,7 +114,7 @@ class LimitsSection(Section):
 
 
 class Manifest(Section):
-    version: Literal[1] = MANIFEST_VERSION
+    version: int = Field(default=MANIFEST_VERSION, ge=MANIFEST_VERSION, le=MANIFEST_VERSION)
     run: RunSection
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
@@ -123,16 +123,8 @@ class Manifest(Section):
     training: TrainingSection = TrainingSection()
     averaging: AveragingSection = AveragingSection()
     limits: LimitsSection = LimitsSection()
-    host: PeerId
+    host: KnownPeer
     """who founded the run and signed this; it has no other privilege"""
-
-    @model_validator(mode="after")
-    def _host_is_a_peer(self) -> Manifest:
-        try:
-            public_key_of(self.host)
-        except RemoteProtocolError as error:
-            raise ValueError(f"host: {error}") from None
-        return self
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """Ed25519 signatures with domain separation, and the PeerID that a public key is.
 
-A peer's key is its libp2p identity: the PeerID is an *identity multihash* of the public key, so whoever knows a
-PeerID can check the peer's signatures without looking anything up.
-Source: libp2p specification, peer-ids.
+A peer's key is its libp2p identity: the PeerID is an *identity multihash* of the public key, so whoever knows
+a PeerID can check the peer's signatures without looking anything up. Source: libp2p specification, peer-ids.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import base58
 from cryptography.exceptions import InvalidSignature
@@ -16,6 +17,8 @@ from protocol.encoding import digest
 from protocol.errors import RemoteProtocolError
 
 SIGNATURE_SIZE = 64  # bytes
+PUBLIC_KEY_SIZE = 32  # bytes
+MAX_PEER_ID_LENGTH = 64  # characters; an Ed25519 PeerID has 52
 PEER_ID_PREFIX = bytes.fromhex("002408011220")
 """Identity multihash (0x00) of length 0x24 around protobuf PublicKey{type=Ed25519, 32 bytes}."""
 
@@ -39,15 +42,18 @@ def peer_id_of(public_key: bytes) -> str:
     return base58.b58encode(PEER_ID_PREFIX + public_key).decode()
 
 
+@lru_cache(maxsize=4096)
 def public_key_of(peer_id: str) -> bytes:
     """The public key inside a base58 PeerID. Raises `RemoteProtocolError` if it is not an Ed25519 PeerID."""
     try:
-        raw = base58.b58decode(peer_id)
+        raw = bytes(base58.b58decode(peer_id)) if len(peer_id) <= MAX_PEER_ID_LENGTH else b""
     except ValueError:
         raw = b""
-    if len(raw) != len(PEER_ID_PREFIX) + 32 or not raw.startswith(PEER_ID_PREFIX):
+    key = raw[len(PEER_ID_PREFIX) :]
+    # Written again and compared: base58 overlooks white space at the end, and a peer must have one name only.
+    if len(key) != PUBLIC_KEY_SIZE or peer_id_of(key) != peer_id:
         raise RemoteProtocolError(f"{peer_id[:60]!r} is not an Ed25519 peer id")
-    return bytes(raw[len(PEER_ID_PREFIX) :])
+    return key
 
 
 def is_signed_by(peer_id: str, signature: bytes, domain: str, data: bytes) -> bool:

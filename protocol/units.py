@@ -15,3 +15,8 @@ UnixSeconds = float
 
 MilliRate = int
 """throughput in samples per 1000 seconds: an integer, since peers must agree on what follows from it"""
+
+
+def short(peer: PeerId) -> str:
+    """A peer's id in sentences for people: its last six characters, since all ids begin alike."""
+    return f"…{peer[-6:]}"
