@@ -1,0 +1,1 @@
+"""The peer: the program a volunteer runs to train a model together with other people's machines."""
