@@ -1,0 +1,1 @@
+"""Every number that is quoted somewhere, measured beside its rival in one run."""
