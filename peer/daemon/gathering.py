@@ -1,0 +1,118 @@
+"""Gathers one epoch's samples after the other on this peer's worker, at most one epoch ahead of the last commit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from peer import events
+from peer.daemon.replica import Vector
+from peer.errors import PeerError
+from peer.training.arena import Arena
+from peer.training.worker_process import Gathered
+from protocol.units import Epoch
+
+if TYPE_CHECKING:
+    from peer.daemon.lifecycle import Daemon
+
+TICK_SECONDS = 0.5
+
+
+@dataclass
+class Harvest:
+    """What this peer's workers have gathered for one epoch."""
+
+    samples: int = 0
+    loss_sum: float = 0.0
+    """nats per byte, summed over the samples"""
+    overruns: int = 0
+    stale: int = 0
+    """samples worked with the weights of the epoch before"""
+    sums: Vector | None = None
+    """of the samples' gradients; a worker's own memory while there was only one worker"""
+
+    def add(self, gathered: Gathered, arena: Arena) -> None:
+        if not gathered.samples:
+            return
+        slot = arena.slots[gathered.slot]
+        self.sums = slot if self.sums is None else self.sums + slot
+        self.samples += gathered.samples
+        self.loss_sum += gathered.loss_sum
+        self.overruns += gathered.overruns
+        self.stale += gathered.stale
+
+    def set_apart(self) -> None:
+        """Move the sum out of the memory in which a following worker begins its own."""
+        if self.sums is not None:
+            self.sums = self.sums.copy()
+
+
+@dataclass
+class Gathering:
+    """One epoch being gathered, or gathered. Times are of the monotonic clock."""
+
+    epoch: Epoch
+    began: float
+    deadline: float
+    idle_before: float
+    """seconds in which the worker had nothing to do before it"""
+    ended: float = 0.0
+    task: asyncio.Task[Harvest] = field(init=False)
+
+
+class Gatherer:
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._current: Gathering | None = None
+        self._idle_since = time.monotonic()
+
+    def begin(self, epoch: Epoch, quota: int, seconds: float) -> Gathering:
+        """Start to gather `quota` samples of `epoch`; what there is after `seconds` will do. One at a time."""
+        assert self._current is None or self._current.task.done()
+        now = time.monotonic()
+        gathering = self._current = Gathering(epoch, now, now + seconds, now - self._idle_since)
+        gathering.task = asyncio.create_task(self._gather(gathering, quota))
+        return gathering
+
+    def of(self, epoch: Epoch) -> Gathering | None:
+        """What is, or was last, being gathered, if it is for `epoch`."""
+        current = self._current
+        return current if current is not None and current.epoch == epoch else None
+
+    async def abandon(self) -> None:
+        """Stop what is being gathered, within a microbatch, and drop it."""
+        current, self._current = self._current, None
+        if current is not None:
+            if not current.task.done():
+                self._daemon.worker.stop()
+            with contextlib.suppress(PeerError):
+                await current.task
+
+    async def _gather(self, gathering: Gathering, quota: int) -> Harvest:
+        """A worker that dies on the way is replaced; what it had committed counts."""
+        daemon, epoch = self._daemon, gathering.epoch
+        harvest = Harvest()
+        try:
+            while True:
+                daemon.worker.begin(epoch, quota - harvest.samples, harvest.samples, gathering.deadline)
+                finishing = asyncio.create_task(daemon.worker.finish())
+                while not finishing.done():
+                    await asyncio.wait((finishing,), timeout=TICK_SECONDS)
+                    daemon.own.samples = harvest.samples + daemon.worker.samples_so_far
+                    daemon.listener(events.Gathering(epoch, daemon.own.samples, quota, daemon.worker.throughput))
+                gathered = finishing.result()
+                has_died = daemon.worker.died.done()
+                if gathered.remark and not has_died:  # of a death we tell when we replace the worker
+                    daemon.listener(events.Notice(gathered.remark))
+                harvest.add(gathered, daemon.replica.arena)
+                if not has_died or harvest.samples >= quota or daemon.is_stopping:
+                    return harvest
+                harvest.set_apart()
+                await daemon.ensure_worker()
+                if time.monotonic() >= gathering.deadline and harvest.samples:
+                    return harvest
+        finally:
+            gathering.ended = self._idle_since = time.monotonic()
