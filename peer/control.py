@@ -54,7 +54,7 @@ class ControlServer:
                 answer = await command(request)
         except PeerError as error:
             answer = {"error": str(error)}
-        except (ValueError, AttributeError, TimeoutError, OSError):
+        except (ValueError, AttributeError, TypeError, RecursionError, TimeoutError, OSError):
             answer = {"error": "the request could not be read"}
         with contextlib.suppress(OSError):
             writer.write(json.dumps(answer).encode() + b"\n")
@@ -78,6 +78,10 @@ def ask(state_dir: Path, command: str, timeout: float = TIMEOUT_SECONDS, **argum
             connection.sendall(json.dumps({"command": command, **arguments}).encode() + b"\n")
             with connection.makefile("rb") as lines:
                 answer = json.loads(lines.readline(MAX_MESSAGE))
+        if not isinstance(answer, dict):
+            raise ValueError("not an object")
+    except TimeoutError:
+        raise PeerError(f"the peer in {state_dir} does not answer within {timeout:.0f} s; try again") from None
     except (OSError, ValueError, KeyError, TypeError):
         raise NotRunning(f"no peer is running in {state_dir}; start one with `minga host` or `minga join`") from None
     if "error" in answer:

@@ -92,7 +92,13 @@ class StateDirectory:
         raise StateInUse(f"{MAX_SLOTS} peers of run {run[:16]} are running on this machine; stop one first")
 
     def write_manifest(self, signed: SignedManifest) -> None:
-        replace_file(self.path / MANIFEST_FILE, signed.to_bytes())
+        try:
+            replace_file(self.path / MANIFEST_FILE, signed.to_bytes())
+        except OSError as error:
+            raise PeerError(
+                f"cannot write to the state directory {self.path}: {error.strerror}; "
+                "free some space or choose another with --state-dir"
+            ) from None
 
     def release(self) -> None:
         os.close(self._lock)

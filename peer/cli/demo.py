@@ -35,6 +35,11 @@ def command(json_file: Path | None, epochs: int) -> None:
     """
     from peer.cli.render import console, duration
 
+    if json_file is not None:
+        try:
+            json_file.touch()
+        except OSError as error:
+            raise click.BadParameter(f"cannot write {json_file}: {error.strerror}", param_hint="--json") from None
     out = console()
     began = time.monotonic()
     out.print(

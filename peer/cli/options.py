@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,6 +10,20 @@ from typing import Any, TypeVar
 import click
 
 F = TypeVar("F", bound=Callable[..., Any])
+MAX_NAME = 40  # characters, as in the record that announces it
+
+
+def finite(_context: click.Context, _parameter: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter("it must be a finite number")
+    return value
+
+
+def _printable(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not (0 < len(value) <= MAX_NAME and value.isprintable()):
+        raise click.BadParameter(f"give 1 to {MAX_NAME} printable characters")
+    return value
+
 
 state_dir_option = click.option(
     "--state-dir",
@@ -22,7 +37,7 @@ def peer_options(command: F) -> F:
     """What both `host` and `join` take."""
     for option in reversed(
         [
-            click.option("--name", help="How others see this peer. Default: the computer's name."),
+            click.option("--name", callback=_printable, help="How others see this peer. Default: the computer's name."),
             click.option(
                 "--device",
                 default="auto",
@@ -51,6 +66,7 @@ def peer_options(command: F) -> F:
                 "--emulate-throughput",
                 type=click.FloatRange(min=0, min_open=True),
                 metavar="SAMPLES_PER_S",
+                callback=finite,
                 help="Train no faster than this, to show unequal machines on one computer.",
             ),
             state_dir_option,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -19,8 +20,16 @@ from peer.events import Event, Listener
 
 def console(stderr: bool = False) -> Console:
     """Colours and boxes on a terminal, plain wide lines elsewhere."""
-    probe = Console(stderr=stderr)
-    return probe if probe.is_terminal else Console(stderr=stderr, width=140, color_system=None)
+    probe = QuietConsole(stderr=stderr)
+    return probe if probe.is_terminal else QuietConsole(stderr=stderr, width=140, color_system=None)
+
+
+class QuietConsole(Console):
+    """Falls silent when its reader has gone: a peer trains on without anybody watching."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def size(count: float) -> str:

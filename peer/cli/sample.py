@@ -6,6 +6,10 @@ from pathlib import Path
 
 import click
 
+from peer.cli.options import finite
+
+SEEDS = click.IntRange(0, 2**63 - 1)
+
 
 @click.command(name="sample")
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
@@ -14,6 +18,7 @@ import click
 @click.option(
     "--temperature",
     type=click.FloatRange(0, 10),
+    callback=finite,
     default=0.8,
     show_default=True,
     help="0: always the likeliest.",
@@ -25,14 +30,22 @@ import click
     show_default=True,
     help="Choose among the k likeliest.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed writes the same text.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**63 - 1),
+    default=0,
+    show_default=True,
+    help="The same seed writes the same text.",
+)
 def command(directory: Path, prompt: str, length: int, temperature: float, top_k: int, seed: int) -> None:
     """Let the model that `minga export` wrote into DIRECTORY continue a prompt."""
     from peer.training.export import load_exported
     from peer.training.generate import generate
 
     model = load_exported(directory)
-    click.echo(prompt, nl=False)
-    for text in generate(model, prompt.encode(), length, temperature=temperature, top_k=top_k, seed=seed):
+    click.echo(prompt.encode(errors="replace").decode(errors="replace"), nl=False)
+    for text in generate(
+        model, prompt.encode(errors="surrogateescape"), length, temperature=temperature, top_k=top_k, seed=seed
+    ):
         click.echo(text, nl=False)
     click.echo()

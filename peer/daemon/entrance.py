@@ -87,3 +87,8 @@ async def fetch_manifest(node: Node, config: PeerConfig) -> SignedManifest:
 def peer_in(address: str) -> PeerId:
     """The peer that a full multiaddr leads to."""
     return address.rpartition("/p2p/")[2]
+
+
+def far_reaching(addresses: list[str]) -> list[str]:
+    """Without those that only lead back to the same computer, if there are others."""
+    return [a for a in addresses if "/ip4/127." not in a and "/ip6/::1/" not in a] or addresses

@@ -15,6 +15,8 @@ from peer.errors import CheckpointFailed
 from peer.events import Listener
 from peer.places import CHECKPOINTS, replace_file
 from peer.training import checkpoint
+from protocol.errors import RemoteProtocolError
+from protocol.multiaddr import peer_at
 from protocol.units import Epoch, PeerId
 
 HISTORY_FILE = "history.jsonl"
@@ -64,9 +66,18 @@ def remembered_peers(state_dir: Path) -> list[str]:
     """Addresses that an earlier session kept."""
     try:
         known = json.loads((state_dir / PEERS_FILE).read_bytes())
-        return [str(address) for addresses in known.values() for address in addresses]
+        addresses = [str(address) for addresses in known.values() for address in addresses]
+        return [address for address in addresses if _is_address(address)]
     except (OSError, ValueError, AttributeError, TypeError):
         return []
+
+
+def _is_address(text: str) -> bool:
+    try:
+        peer_at(text)
+    except RemoteProtocolError:
+        return False
+    return True
 
 
 def keep_port(state_dir: Path, addresses: Sequence[str]) -> None:

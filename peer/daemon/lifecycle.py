@@ -13,7 +13,7 @@ from peer import events
 from peer.control import ControlServer
 from peer.daemon.catchup import CatchUp
 from peer.daemon.council import Council
-from peer.daemon.entrance import PeerConfig, enter_swarm, fetch_manifest
+from peer.daemon.entrance import PeerConfig, enter_swarm, far_reaching, fetch_manifest
 from peer.daemon.epoch import EpochRunner, Stopped
 from peer.daemon.gathering import Gatherer
 from peer.daemon.keeping import Keeper
@@ -214,7 +214,7 @@ class Daemon:
     def _default_name(self) -> str:
         """The computer's name, numbered where several peers of a run share it."""
         slot = self.config.state.path.name
-        return f"{computer_name()}-{slot}" if slot.isdecimal() and slot != "1" else computer_name()
+        return f"{computer_name()[:30]}-{slot}" if slot.isdecimal() and slot != "1" else computer_name()
 
     def _devices(self) -> str:
         device = self.worker.device
@@ -292,7 +292,7 @@ class Daemon:
         """Tell the others, keep a checkpoint."""
         self.own.state = "leaving"
         self.council.stop()
-        with contextlib.suppress(PeerError, TimeoutError):
+        with contextlib.suppress(Exception):  # whatever happens here, the checkpoint comes next
             async with asyncio.timeout(FAREWELL_SECONDS):
                 await asyncio.gather(self.epochs.say_farewell(), self.roster.publish_presence())
         if self.replica.epoch > 0:
@@ -345,8 +345,3 @@ class Daemon:
 
     def _on_roster(self) -> None:
         self.keeper.remember_peers(self.roster.known_addresses)
-
-
-def far_reaching(addresses: list[str]) -> list[str]:
-    """Without those that only lead back to the same computer, if there are others."""
-    return [a for a in addresses if "/ip4/127." not in a and "/ip6/::1/" not in a] or addresses

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from peer import events
 from peer.daemon.catchup import Standing, choose_goal
 from peer.daemon.entrance import peer_in
+from peer.daemon.keeping import remembered_peers
 from peer.errors import PeerError
 from peer.policy.link import Seen
 from peer.swarm.errors import NobodyAnswers
@@ -86,6 +87,13 @@ class Membership:
         if others and not daemon.may_be_alone():
             raise NobodyAnswers(
                 "no peer of the invite gives the run's state; try again in a minute or ask for a new invite"
+            )
+        if daemon.config.initial_peers or remembered_peers(daemon.config.state.path):
+            daemon.listener(
+                events.Notice(
+                    "no peer known from before answers, so this one goes on alone from its checkpoint; if others are "
+                    "training, stop this peer and join them by an invite of theirs"
+                )
             )
         self._go_alone("no other peer is there")
 

@@ -73,6 +73,8 @@ def test_an_address_that_nobody_answers(tmp_path: Path) -> None:
         (GOOD + '[data]\nkind = "files"\n', ["files"]),
         ("version = 9\n" + GOOD, ["version 9"]),
         ("[run\n", ["not valid TOML", "line 1"]),
+        ("a = " + "[" * 5000, ["not valid TOML"]),
+        (GOOD + '[data]\nkind = "files"\nfiles = ["a\\u0000b.txt"]\n', ["data.files"]),
         ("[model]\n", ["run"]),
     ],
 )
@@ -112,6 +114,16 @@ def test_a_device_that_is_not_there(tmp_path: Path, device: str) -> None:
     path = tmp_path / "run.toml"
     path.write_text(GOOD)
     assert_refused(minga(tmp_path, "host", str(path), "--bind", "127.0.0.1", "--device", device), "device", "cpu")
+
+
+@pytest.mark.parametrize("options", [["--name", "a" * 41], ["--name", "a\x1b[31m"], ["--emulate-throughput", "nan"]])
+def test_options_that_make_no_sense(tmp_path: Path, options: list[str]) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(GOOD)
+    done = minga(tmp_path, "host", str(path), *options)
+    assert done.returncode == 2
+    assert options[0] in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "home").exists()
 
 
 @pytest.mark.parametrize("command", ["status", "invite", "leave"])
