@@ -119,9 +119,10 @@ def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
+def _interrupt(cause: int, _frame: FrameType | None) -> None:
     for number in INTERRUPTS:  # a second one would leave namespaces behind
         signal.signal(number, signal.SIG_IGN)
+    _tell(f"ended by {signal.Signals(cause).name}; tearing everything down")
     raise KeyboardInterrupt
 
 

@@ -56,6 +56,7 @@ class SlowLane:
         exchanging: asyncio.Task[None] | None = None
         stopping = asyncio.create_task(daemon.stopping())
         try:
+            await daemon.gatherer.abandon()  # what the step lane had begun to gather ahead
             await daemon.ensure_worker()
             if not await self._ensure_weights():
                 return
