@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from protocol.plan import Lane, Plan
 from protocol.units import Epoch, PeerId, RunId
 
 
@@ -73,6 +74,8 @@ class CaughtUp(Event):
     size: int
     """bytes received"""
     seconds: float
+    gradients: int
+    """of so many epochs that were missed; 0: the whole state"""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,22 @@ class Share(Event):
     """samples per second, as voted"""
     quota: int
     """samples in an epoch"""
+    lane: Lane
+    cadence: int
+    """epochs, after which it hands in"""
+    reduces: float
+    """part of the vector that it averages for all"""
+
+
+def shares_of(plan: Plan, name_of: Callable[[PeerId], str]) -> tuple[Share, ...]:
+    """Of everybody in the plan, the step lane first."""
+    step = [
+        Share(m.peer, name_of(m.peer), m.throughput / 1000, m.quota, "step", 1, m.share / group.whole)
+        for group in plan.groups
+        for m in group.members
+    ]
+    slow = [Share(m.peer, name_of(m.peer), m.throughput / 1000, m.quota, "slow", m.cadence, 0.0) for m in plan.slow]
+    return (*step, *slow)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ EXACT_CODEC_PART, HIDDEN_CODEC_PART = 5, 2
 `STAY_PERCENT`, of an epoch"""
 
 Chosen = Literal["auto"] | Compression
+SLOW_LANE_CODEC: Compression = "uniform4"
+"""of all that sponsors and the slow lane send each other, but for a first copy of the weights"""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ def _around(
     stepping = {one.peer for one in step}
     others = [one for one in ordered if one.peer not in stepping]
     before = {member.peer: member.cadence for member in previous.slow} if previous else {}
-    vector = work.size("uniform8")
+    vector = work.size(SLOW_LANE_CODEC)
 
     slow: list[tuple[Candidate, int]] = []
     left_out: list[tuple[Candidate, Literal["link", "sponsors"]]] = []

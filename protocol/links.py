@@ -1,11 +1,12 @@
 """How fast each peer's link is, from what others have seen of it.
 
-A link is the lower median over distinct observers, upload and download apart. The peer's own word counts only for a
+A link is the lower median over distinct observers, upload and download apart, but for those whose own slower link was
+in the way. The peer's own word counts only for a
 direction that nobody else has seen. So, of its own link, a peer cannot change anything by lying once it was observed.
 About the link of another, a liar
 
-* that is its only observer can say anything;
-* that is one of two can say less, but never more than the other one;
+* that is its only observer can say anything, and also where the links of all others are too slow to see more;
+* that is one of two can say less, but else never more than the other one;
 * that is one of three or more cannot move the median beyond what honest observers have seen;
 
 and in general, to raise a link beyond all honest sights takes more liars than honest observers, to lower it as many.
@@ -13,12 +14,15 @@ and in general, to raise a link beyond all honest sights takes more liars than h
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from protocol.records import Ballot
 from protocol.units import PeerId
 
+FAR = 3, 2
+OBSTRUCTED = 5, 4
+"""a rate shows the observer's own link if it is not a fifth below that, and another has seen half as much again"""
 DEFAULT_LINK = 12_500_000
 """bytes per second (100 Mbit/s), of a link of which nothing is known yet: a guess that the first epochs correct"""
 
@@ -41,8 +45,8 @@ class Link:
 def links_of(ballots: Iterable[Ballot]) -> dict[PeerId, Link]:
     """The link of each peer that cast one of `ballots` (one of each peer)."""
     cast = {ballot.peer: ballot for ballot in ballots}
-    ups: dict[PeerId, list[int]] = {peer: [] for peer in cast}
-    downs: dict[PeerId, list[int]] = {peer: [] for peer in cast}
+    ups: dict[PeerId, list[_Sight]] = {peer: [] for peer in cast}
+    downs: dict[PeerId, list[_Sight]] = {peer: [] for peer in cast}
     observers = dict.fromkeys(cast, 0)
     own: dict[PeerId, tuple[int, int]] = {}
     for observer, ballot in cast.items():
@@ -53,16 +57,33 @@ def links_of(ballots: Iterable[Ballot]) -> dict[PeerId, Link]:
             elif peer in cast:
                 observers[peer] += 1
                 if seen.up:
-                    ups[peer].append(seen.up)
+                    ups[peer].append((seen.up, observer))
                 if seen.down:
-                    downs[peer].append(seen.down)
+                    downs[peer].append((seen.down, observer))
+    # what an observer's link is known to do at least: it may have been in the way
+    up_limits = {peer: max(sights)[0] for peer, sights in ups.items() if sights}
+    down_limits = {peer: max(sights)[0] for peer, sights in downs.items() if sights}
     links = {}
     for peer in cast:
         said_up, said_down = own.get(peer, (0, 0))
-        up = _lower_median(ups[peer]) or said_up or DEFAULT_LINK
-        down = _lower_median(downs[peer]) or said_down or DEFAULT_LINK
+        up = _lower_median(_unobstructed(ups[peer], down_limits)) or said_up or DEFAULT_LINK
+        down = _lower_median(_unobstructed(downs[peer], up_limits)) or said_down or DEFAULT_LINK
         links[peer] = Link(up, down, observers[peer])
     return links
+
+
+_Sight = tuple[int, PeerId]
+"""a rate, and who has seen it"""
+
+
+def _unobstructed(sights: list[_Sight], limits: Mapping[PeerId, int]) -> list[int]:
+    """The rates without those that show rather how slow the observer's own link is, as another has seen far more."""
+    most = max(sights, default=(0, ""))[0]
+    return [
+        rate
+        for rate, observer in sights
+        if rate * FAR[0] >= most * FAR[1] or rate * OBSTRUCTED[0] < limits.get(observer, most) * OBSTRUCTED[1]
+    ]
 
 
 def _lower_median(rates: list[int]) -> int:

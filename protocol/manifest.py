@@ -24,8 +24,8 @@ MANIFEST_DOMAIN = "manifest"
 MANIFEST_VERSION = 1
 
 Preset = Literal["nano", "micro", "mini", "small", "medium", "large"]
-Compression = Literal["none", "float16", "uniform8"]
-"""of vectors on the wire, the most exact first"""
+Compression = Literal["none", "float16", "uniform8", "uniform4"]
+"""of vectors on the wire, the least lossy first"""
 
 
 class RunSection(Section):

@@ -52,6 +52,11 @@ class Group:
 
     members: tuple[Member, ...]
 
+    @property
+    def whole(self) -> int:
+        """The sum of their shares."""
+        return sum(member.share for member in self.members)
+
 
 @dataclass(frozen=True)
 class SlowMember:
@@ -81,6 +86,8 @@ class Plan:
     """of the step lane's vectors on the wire"""
     deadline_milliseconds: int
     """from the start of an epoch: who has not worked its quota then hands in what it has"""
+    pace_milliseconds: int
+    """from the start of a round: who is then clearly behind what its link was measured to do is left behind"""
     run: RunId
 
     @property
@@ -117,6 +124,7 @@ class Plan:
             "run": self.run,
             "term": self.term,
             "deadline_milliseconds": self.deadline_milliseconds,
+            "pace_milliseconds": self.pace_milliseconds,
             "compression": self.compression,
             "groups": [{"members": [{**vars(member)} for member in group.members]} for group in self.groups],
             "slow": [{**vars(member), "sponsors": list(member.sponsors)} for member in self.slow],
@@ -134,7 +142,8 @@ class Plan:
         groups = tuple(Group(tuple(Member(**dict(m)) for m in group.members)) for group in data.groups)
         slow = tuple(SlowMember(**{**dict(m), "sponsors": tuple(m.sponsors)}) for m in data.slow)
         _refuse_inconsistent(groups, slow)
-        return cls(data.term, groups, slow, data.compression, data.deadline_milliseconds, data.run)
+        times = data.deadline_milliseconds, data.pace_milliseconds
+        return cls(data.term, groups, slow, data.compression, *times, data.run)
 
 
 def _refuse_inconsistent(groups: tuple[Group, ...], slow: tuple[SlowMember, ...]) -> None:
@@ -184,6 +193,7 @@ class _PlanData(Section):
     run: Sha256Hex
     term: TermNumber
     deadline_milliseconds: int = Field(ge=1, le=MAX_EXACT)
+    pace_milliseconds: int = Field(ge=1, le=MAX_EXACT)
     compression: Compression
     groups: list[_GroupData] = Field(min_length=1, max_length=1)
     slow: list[_SlowMemberData] = Field(max_length=MAX_SLOW_PEERS)
@@ -195,7 +205,8 @@ def genesis(manifest: Manifest, run: RunId) -> Plan:
     host = Member(manifest.host, throughput=1, quota=manifest.training.target_batch_size, share=1)
     chosen = manifest.averaging.compression
     compression = "none" if chosen == "auto" else chosen
-    return Plan(0, (Group((host,)),), (), compression, GENESIS_DEADLINE_MILLISECONDS, run)
+    times = GENESIS_DEADLINE_MILLISECONDS, GENESIS_DEADLINE_MILLISECONDS
+    return Plan(0, (Group((host,)),), (), compression, *times, run)
 
 
 def decide(votes: Mapping[PeerId, str], weights: Mapping[PeerId, MilliRate]) -> tuple[str | None, str]:

@@ -91,8 +91,9 @@ class RoundMachine(RoundHearing):
             case AverageFinished(attempt):
                 if self._running is not None and self._running[0] == attempt:
                     self._hold(self._running)
-            case AverageFailed(attempt, blamed):
+            case AverageFailed(attempt, blamed, is_pace):
                 if self._running is not None and self._running[0] == attempt:
+                    self._is_pace = is_pace
                     self._fail(blamed, f"averaging failed; blamed: {_names(blamed) or 'nobody'}")
             case FetchFinished(attempt):
                 if self._fetching is not None and self._fetching[1][0] == attempt:
@@ -211,12 +212,12 @@ class RoundMachine(RoundHearing):
         for peer in others:
             message = self._views[peer].message
             pairs += [(peer, blamed) for blamed in message.blames] if message else []
-        culprit = to_blame(pairs) if self._failures > 1 else None
+        culprit = to_blame(pairs) if self._failures > 1 or self._is_pace else None
         if culprit == self.me:
-            self._step_out("averaging fails repeatedly, and the others do not get through to us")
+            self._step_out("our link is too slow for the others, or they do not get through to us")
             return
         if culprit is not None and culprit in others:
-            self._add_suspect(culprit, "averaging fails repeatedly by it")
+            self._add_suspect(culprit, "is too slow" if self._is_pace else "averaging fails repeatedly by it")
         elif self._failures >= MAX_FAILURES:
             self._leave(f"averaging has failed {self._failures} times")
             return

@@ -155,6 +155,8 @@ class AverageFailed:
     attempt: int
     blamed: tuple[PeerId, ...] = ()
     """members whose silence or broken connection made it fail, as far as this peer can tell"""
+    is_pace: bool = False
+    """the links hold, but those to blame are so slow that the others would wait long for them"""
 
 
 @dataclass(frozen=True)

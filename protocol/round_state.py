@@ -51,13 +51,15 @@ class RoundState:
         lineage: Lineage,
         grace_seconds: float,
         averaging_seconds: float,
+        pace_seconds: float,
         gathering_deadline: float,
         started: int,
     ) -> None:
         """Begin the round of `epoch`.
 
         `members` is our whole group of the plan, `absent` those of it that were excluded earlier in the term.
-        `averaging_seconds` bounds an average, or the fetch of one. `gathering_deadline` is on the clock of
+        `averaging_seconds` bounds an average, or the fetch of one; who has an average waits for the votes of the
+        others `pace_seconds`, and the grace. `gathering_deadline` is on the clock of
         `now`; until then, and `grace_seconds` longer, members may gather. `started` is this peer's unix time
         in milliseconds; it must grow whenever a machine for the same epoch is made anew.
         """
@@ -72,7 +74,7 @@ class RoundState:
         self._ahead: dict[PeerId, Epoch] = {}
         self._foreign: dict[PeerId, Lineage] = {}
         self._plans: set[str] = set()  # reported as different
-        self._grace, self._averaging_seconds = grace_seconds, averaging_seconds
+        self._grace, self._averaging_seconds, self._pace_seconds = grace_seconds, averaging_seconds, pace_seconds
         self._poll_seconds = min(1.0, grace_seconds / 4)
         self._gathering_deadline = gathering_deadline
 
@@ -88,6 +90,7 @@ class RoundState:
         self._tries: dict[tuple[PeerId, Result], int] = {}
         self._blames: tuple[PeerId, ...] = ()
         self._failures = 0  # of averages with the same participants
+        self._is_pace = False  # the last one failed because somebody is too slow
         self._why = ""  # we are excluded, or adopt
 
         self._now = 0.0
@@ -221,7 +224,8 @@ class RoundState:
             patience = self._grace if view.ready_at == math.inf else 2 * self._grace
             return min(silent, max(self._since, due) + patience)
         if self._phase in ("failed", "averaged"):
-            return min(view.asked_at, self._since + self._averaging_seconds) + self._grace
+            patience = self._pace_seconds if self._phase == "averaged" else self._averaging_seconds
+            return min(view.asked_at, self._since + patience) + self._grace
         return view.asked_at + self._grace
 
     def _due(self, waited: tuple[PeerId, ...]) -> tuple[PeerId, ...]:

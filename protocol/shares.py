@@ -29,6 +29,8 @@ def encoded_size(num_parameters: int, compression: Compression) -> int:
             return 2 * num_parameters
         case "uniform8":  # a byte for each, and what it takes to read them back
             return num_parameters + -(-num_parameters // 64)
+        case "uniform4":  # half of one, and the same for smaller blocks
+            return num_parameters // 2 + 5 * -(-num_parameters // 128)
 
 
 @dataclass(frozen=True)

@@ -36,11 +36,14 @@ def tally(
     it was excluded from a round), if it was cast at a later epoch. Of their peers, the `max_peers` of the highest
     throughput are placed in lanes by their links (`protocol/lanes.py`). Quotas are in proportion to throughput in
     both lanes; who is too slow for a single sample is left out. `previous` is the plan that holds now: all who vote
-    must hold the same, since whoever has a place keeps it more easily than another gets it.
+    must hold the same, since whoever has a place keeps it more easily than another gets it. A member of its step lane
+    that is not in `absent` is in step and at work, so it stays although its ballot was not seen in time.
     """
     counted, reasons = _counted(run, term, ballots, absent)
     if not counted:
         return None, Verdict(f"no ballot counts for term {term}{_left_out(reasons.values())}", reasons)
+    late = _late(run, term, counted, absent, previous)
+    counted |= late
     links = links_of(counted.values())
     fastest = sorted(counted.values(), key=lambda ballot: (-ballot.throughput, ballot.peer))
     for ballot in fastest[max_peers:]:
@@ -65,11 +68,12 @@ def tally(
         for one, cadence in sorted(lanes.slow, key=lambda place: place[0].peer)
     )
     throughput = sum(member.throughput for member in members) + sum(member.throughput for member in slow)
-    deadline = _deadline(target_batch_size, throughput)
-    plan = Plan(term, (Group(members),), slow, compression, deadline, run)
+    times = _deadline(target_batch_size, throughput), _pace(lanes)
+    plan = Plan(term, (Group(members),), slow, compression, *times, run)
 
     reasons |= {one.peer: _TOO_SLOW for one in candidates if one.peer not in quotas}
     reasons |= explain(lanes, shares, work)
+    reasons |= {peer: f"{reasons[peer]} (its ballot was not seen in time)" for peer in late}
     return plan, Verdict(_summary(lanes, work) + _left_out(reasons.values()), reasons)
 
 
@@ -90,6 +94,18 @@ def _counted(
             # A peer has one ballot; should two be alive, the later one counts, whatever the order.
             counted[ballot.peer] = max(known, ballot, key=_lateness)
     return counted, {peer: reason for peer, reason in returning.items() if peer not in counted}
+
+
+def _late(
+    run: RunId, term: int, counted: Mapping[PeerId, Ballot], absent: Mapping[PeerId, Epoch], previous: Plan | None
+) -> dict[PeerId, Ballot]:
+    """For those who step with the others, but whose ballots were not seen: what the present plan knows of them."""
+    members = [member for group in previous.groups for member in group.members] if previous else []
+    return {
+        member.peer: Ballot(run=run, peer=member.peer, expires=0, term=term, epoch=0, throughput=member.throughput)
+        for member in members
+        if member.peer not in counted and member.peer not in absent
+    }
 
 
 def _lateness(ballot: Ballot) -> tuple[int, int, int, bool, list[tuple[PeerId, int, int]]]:
@@ -115,14 +131,19 @@ def _place_with_quotas(
 
 
 def _deadline(target_batch_size: int, throughput: MilliRate) -> int:
-    """Milliseconds: when all should have worked their quotas, a quarter more, and half a second.
+    """Milliseconds: when all should have worked their quotas, a tenth more, and a fifth of a second.
 
-    All end at the same moment if the measured speeds hold. The quarter lets ordinary jitter pass without a
-    loss of samples; the half second covers what does not scale with the work: loading weights and a last
-    microbatch.
+    All end at the same moment if the measured speeds hold. Who is late by more hands in what it has: no work is lost,
+    and nobody waits long for a device that has just slowed down. The fifth of a second covers what does not scale
+    with the work: loading weights and a last microbatch.
     """
     # throughput is in samples per 10^6 milliseconds
-    return -(-target_batch_size * 10**6 * 5 // (4 * throughput)) + 500
+    return -(-target_batch_size * 10**6 * 11 // (10 * throughput)) + 200
+
+
+def _pace(lanes: Lanes) -> int:
+    """Milliseconds: a round as predicted, and a fifth of an epoch or a second, whichever is longer."""
+    return -(-(lanes.round_microseconds + max(lanes.gathering_microseconds // 5, 10**6)) // 1000)
 
 
 _RETURNING = "left out: it has not come back since it was excluded; its next ballot will count"

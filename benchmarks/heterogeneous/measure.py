@@ -30,6 +30,8 @@ class Commit:
     at: float
     samples: Mapping[int, float]
     """that truly entered the average, by peer"""
+    reduces: Mapping[int, float] = field(default_factory=dict)
+    """part of the vector that each peer averages for the others, where the system tells"""
 
     @property
     def total(self) -> float:

@@ -114,8 +114,13 @@ ROWS = (
         USUAL,
         ("minga",),
         (
-            Bar("terms until it steps no more with the others", "minga", "demoted_after_terms", at_most=2),
-            Bar("terms until it steps with them again", "minga", "promoted_after_terms", at_most=4),
+            Bar(
+                "terms until its link is relieved: no share to average, or the slow lane",
+                "minga",
+                "demoted_after_terms",
+                at_most=2,
+            ),
+            Bar("terms until it has its share again", "minga", "promoted_after_terms", at_most=8),
             Bar("longest epoch, of its neighbours", "minga", "longest_epoch", at_most=1.5),
             Bar("longest epoch, of those before the fall", "minga", "longest_epoch_of_usual", at_most=1.5),
         ),

@@ -27,7 +27,7 @@ from protocol.manifest import AveragingSection
 
 MAX_SECONDS = 600.0
 """after everybody has joined, when a scenario ends however far it has come"""
-EPOCHS_BEFORE, EPOCHS_DURING, EPOCHS_AFTER = 6, 12, 12
+EPOCHS_BEFORE, EPOCHS_DURING, EPOCHS_AFTER = 6, 12, 24
 DROP = 50
 """how many times slower the link becomes: 100 Mbit/s fall to 2"""
 UNLIMITED_DROPS_TO = 2.0
@@ -95,7 +95,7 @@ def link_drop(setting: Setting, system: str, run: Run, tell: Tell) -> Result:
         return result
     term = AveragingSection().term_epochs
     recovered = len(commits) if timeline.changed_back is None else timeline.changed_back + 1
-    left = epochs_until_absent(commits[timeline.changed + 1 : recovered], peer)
+    left = epochs_until_relieved(commits[timeline.changed + 1 : recovered], peer)
     back = epochs_until_back(commits[recovered:], peer)
     return result | {
         "demoted_after_terms": None if left is None else left / term,
@@ -178,15 +178,16 @@ def longest(seconds: Sequence[float]) -> float | None:
     return max(ratios, default=None)
 
 
-def epochs_until_absent(commits: Sequence[Commit], peer: int) -> int | None:
-    """After how many epochs the first one ended without samples of the peer."""
-    return next((i for i, commit in enumerate(commits) if not commit.samples.get(peer)), None)
+def epochs_until_relieved(commits: Sequence[Commit], peer: int) -> int | None:
+    """After how many epochs the peer's link had less to carry: the first without its samples, or reduction by it."""
+    carries = (commit.samples.get(peer) and commit.reduces.get(peer) for commit in commits)
+    return next((i for i, it_does in enumerate(carries) if not it_does), None)
 
 
 def epochs_until_back(commits: Sequence[Commit], peer: int) -> int | None:
-    """After how many epochs the peer's samples were in every one of `BACK_EPOCHS`."""
+    """After how many epochs the peer's samples were in every one of `BACK_EPOCHS`, and it averaged for others."""
     for i in range(len(commits) - BACK_EPOCHS + 1):
-        if all(commit.samples.get(peer) for commit in commits[i : i + BACK_EPOCHS]):
+        if all(c.samples.get(peer) and c.reduces.get(peer) for c in commits[i : i + BACK_EPOCHS]):
             return i
     return None
 

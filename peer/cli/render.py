@@ -127,12 +127,16 @@ class HumanListener:
             case events.Transferring():
                 self._bar(event.what, event.done, event.total, f"{size(event.done)} of {size(event.total)}")
             case events.CaughtUp():
+                what = f"the gradients of {event.gradients} missed epochs" if event.gradients else "the state"
                 self._line(
-                    f"caught up with epoch {event.epoch}: {size(event.size)} in {duration(event.seconds)} "
+                    f"caught up with epoch {event.epoch}: {what}, {size(event.size)} in {duration(event.seconds)} "
                     f"({size(event.size / max(event.seconds, 1e-3))}/s)"
                 )
             case events.PlanAdopted():
-                shares = ", ".join(f"{escape(s.name)} {s.quota}" for s in event.shares)
+                shares = ", ".join(
+                    f"{escape(s.name)} {s.quota}" + ("" if s.lane == "step" else f" (slow lane, every {s.cadence})")
+                    for s in event.shares
+                )
                 if shares != self._shares:
                     self._line(f"plan of term {event.term}: {shares} samples an epoch ({event.reason})")
                 self._shares = shares

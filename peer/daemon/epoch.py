@@ -47,12 +47,13 @@ class EpochRunner:
             patience_seconds=averaging.grace_seconds,
             saw_up=lambda peer, rate, least: daemon.links.saw_up(peer, rate, time.monotonic(), at_least=least),
             saw_down=lambda peer, rate, least: daemon.links.saw_down(peer, rate, time.monotonic(), at_least=least),
+            saw_drop=lambda peer, rate: daemon.links.saw_drop(peer, rate, time.monotonic()),
         )
         self._round: Round | None = None
         self._last_round: Round | None = None
         self._cadence = EvaluationCadence()
         self._overlap = averaging.overlap
-        self._told_seconds: float | None = None
+        self._told_deadline: float | None = None
         self._started = 0
         self._residual: Vector | None = None
         self._last_commit = time.monotonic()
@@ -96,9 +97,9 @@ class EpochRunner:
                 return round_.average_of(int(attempt))
         return None
 
-    def hand_in_within(self, seconds: float) -> None:
-        """The others are gathering the present epoch already, and hand in so many seconds from now."""
-        self._told_seconds = seconds
+    def hand_in_by(self, deadline: float) -> None:
+        """The others are gathering the present epoch already, and hand in at this time."""
+        self._told_deadline = deadline
 
     @property
     def remaining_seconds(self) -> float:
@@ -125,21 +126,25 @@ class EpochRunner:
         daemon.council.begin(epoch, daemon.ballot, daemon.replica.absent)
         gathering = daemon.gatherer.of(epoch)
         if gathering is None:
-            await daemon.gatherer.abandon()
+            await daemon.gatherer.break_off()
             await daemon.ensure_worker()
             await daemon.replica.show_to(daemon.worker)
             await self._evaluate_if_due()
-            if self._told_seconds is not None:
+            seconds = self._plan_seconds
+            if self._told_deadline is not None:
                 self._last_commit = time.monotonic()  # what came before was not this epoch's
-            seconds, self._told_seconds = self._told_seconds or self._plan_seconds, None
+                seconds = min(seconds, max(0.0, self._told_deadline - self._last_commit))
+                self._told_deadline = None
             gathering = daemon.gatherer.begin(epoch, self._quota, seconds)
         is_committed = False
         try:
             is_committed = await self._run_round(gathering)
         finally:
             daemon.sponsor.settle(merged=False)  # nothing, if the epoch was committed
+            if not is_committed and gathering.task.done():
+                daemon.owed.take()  # the others may have it: at most once, rather than twice
             if not is_committed or not gathering.task.done():
-                await daemon.gatherer.abandon()
+                await daemon.gatherer.break_off()
             self._last_round, self._round = self._round, None
 
     async def _run_round(self, gathering: Gathering) -> bool:
@@ -213,6 +218,7 @@ class EpochRunner:
             started=self._next_start(),
             grace_seconds=manifest.averaging.grace_seconds,
             averaging_seconds=AVERAGING_SECONDS + 8 * replica.num_parameters / SLOWEST_RATE,
+            pace_seconds=plan.pace_milliseconds / 1000,
             gathering_deadline=gathering.deadline,
         )
         return Round(
@@ -226,6 +232,7 @@ class EpochRunner:
             compression=plan.compression,
             residual=self._residual,
             grace_seconds=manifest.averaging.grace_seconds,
+            pace_seconds=plan.pace_milliseconds / 1000,
         )
 
     def _next_start(self) -> int:
@@ -234,7 +241,9 @@ class EpochRunner:
         return self._started
 
     def _hand_in(self, round_: Round, gathered: Harvest) -> None:
-        samples, sums = self._daemon.sponsor.hand_in(gathered.samples, gathered.sums)
+        sponsor = self._daemon.sponsor
+        sponsor.settle(merged=False)  # if there was a round of this epoch before, nothing has come of it
+        samples, sums = sponsor.hand_in(*self._daemon.owed.plus(gathered.samples, gathered.sums))
         round_.sums = sums if sums is not None else np.zeros_like(self._daemon.replica.weights)
         self._daemon.status.activity("averaging", "its samples are gathered; it waits for the others and averages")
         round_.feed(messages.GatheringFinished(samples))
@@ -252,7 +261,13 @@ class EpochRunner:
         guests = daemon.sponsor.settle(merged=daemon.me in samples)
         if guests:
             samples[daemon.me] -= sum(guests.values())
-            samples |= guests
+            for guest, count in guests.items():  # who may have come into step meanwhile
+                samples[guest] = samples.get(guest, 0) + count
+        harvest = gathering.task.result() if gathering.task.done() else Harvest()
+        if daemon.me in dict(commit.members):
+            daemon.owed.take()
+        else:
+            daemon.owed.add(harvest.samples, harvest.sums)
         daemon.own.total_samples += samples.get(daemon.me, 0)
         group = daemon.council.plan.group_of(daemon.me)
         assert group is not None
@@ -261,7 +276,6 @@ class EpochRunner:
                 replica.absent.setdefault(member.peer, commit.epoch)
         self.bytes_sent += round_.bytes_sent
         self.bytes_received += round_.bytes_received
-        harvest = gathering.task.result() if gathering.task.done() else Harvest()
         heldout = daemon.roster.heldout
         now = time.monotonic()
         self.last_event = events.EpochCommitted(

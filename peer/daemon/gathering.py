@@ -50,6 +50,39 @@ class Harvest:
             self.sums = self.sums.copy()
 
 
+class Owed:
+    """What this peer has gathered that entered no update yet, whatever lane it is in, and what encoding kept back.
+
+    It is handed in with the samples that follow: its gradients are of older weights, but no work is lost.
+    """
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self._sums: Vector | None = None
+
+    def add(self, samples: int, sums: Vector | None) -> None:
+        """`sums` may change afterwards."""
+        self.samples, self._sums = self.samples + samples, _plus(sums, self._sums, copy=True)
+
+    def plus(self, samples: int, sums: Vector | None) -> tuple[int, Vector | None]:
+        """These samples and sums with what is owed. Nothing is written to."""
+        return self.samples + samples, _plus(sums, self._sums)
+
+    def take(self) -> tuple[int, Vector | None]:
+        """All of it; nothing is owed then."""
+        samples, sums = self.samples, self._sums
+        self.samples, self._sums = 0, None
+        return samples, sums
+
+
+def _plus(one: Vector | None, other: Vector | None, *, copy: bool = False) -> Vector | None:
+    if one is None:
+        return other
+    if other is None:
+        return one.copy() if copy else one
+    return one + other
+
+
 @dataclass
 class Gathering:
     """One epoch being gathered, or gathered. Times are of the monotonic clock."""
@@ -82,14 +115,22 @@ class Gatherer:
         current = self._current
         return current if current is not None and current.epoch == epoch else None
 
-    async def abandon(self) -> None:
-        """Stop what is being gathered, within a microbatch, and drop it."""
+    async def break_off(self) -> Harvest:
+        """Stop what is being gathered, within a microbatch; what there was of the last epoch that was begun."""
         current, self._current = self._current, None
         if current is not None:
             if not current.task.done():
                 self._daemon.worker.stop()
             with contextlib.suppress(PeerError):
-                await current.task
+                return await current.task
+        return Harvest()
+
+    async def owe_ahead(self) -> None:
+        """This peer steps with the others no more: what it has gathered for the epoch that follows is owed."""
+        ahead = self.of(self._daemon.replica.epoch)
+        harvest = await self.break_off()
+        if ahead is not None:
+            self._daemon.owed.add(harvest.samples, harvest.sums)
 
     async def _gather(self, gathering: Gathering, quota: int) -> Harvest:
         """A worker that dies on the way is replaced; what it had committed counts."""

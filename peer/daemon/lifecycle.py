@@ -15,7 +15,7 @@ from peer.daemon.catchup import CatchUp
 from peer.daemon.council import Council
 from peer.daemon.entrance import PeerConfig, enter_swarm, far_reaching, fetch_manifest
 from peer.daemon.epoch import EpochRunner, Stopped
-from peer.daemon.gathering import Gatherer
+from peer.daemon.gathering import Gatherer, Owed
 from peer.daemon.keeping import Keeper
 from peer.daemon.membership import Membership
 from peer.daemon.replica import Replica
@@ -136,10 +136,9 @@ class Daemon:
         self.membership = Membership(self)
         plan = genesis(manifest, config.run)
         self.council = Council(self.node, config.run, manifest, self.replica.num_parameters, plan)
-        self.catchup.compression = lambda: self.council.plan.compression
-        self.gatherer = Gatherer(self)
+        self.gatherer, self.owed = Gatherer(self), Owed()
         self.links = LinkBook()
-        self.prober = Prober(self.node, self._saw_link)
+        self.prober = Prober(self.node, self._saw_link, lambda: self.membership.in_step)
         self.sponsor = Sponsor(self)
         self.slow_lane = SlowLane(self)
         self.epochs = EpochRunner(self)
@@ -238,10 +237,12 @@ class Daemon:
                     await self.membership.linger()
                     self.leave(f"the run has reached its last epoch, {self.replica.epoch}")
                 elif self.membership.is_slow():
+                    await self.gatherer.owe_ahead()
                     await self.slow_lane.take_part()
                 elif self.membership.is_member():
                     await self.epochs.run_one()
                 else:
+                    await self.gatherer.owe_ahead()
                     await self.membership.follow()
         except Stopped:
             pass
@@ -260,9 +261,7 @@ class Daemon:
             await self.roster.publish_progress()
 
     def _saw_link(self, peer: PeerId, up: float, down: float) -> None:
-        now = time.monotonic()
-        self.links.saw_up(peer, up, now)
-        self.links.saw_down(peer, down, now)
+        self.links.saw_alone(peer, up, down, time.monotonic())
 
     def ballot(self, term: int) -> Ballot:
         """What this peer brings to the plan of a term, and what it has seen of others."""
@@ -275,7 +274,7 @@ class Daemon:
             peer=self.me,
             expires=expiry("ballot"),
             term=term,
-            epoch=self.replica.epoch,
+            epoch=max(self.replica.epoch, self.own.epoch),
             throughput=self.throughput(),
             in_step=self.membership.in_step and self.replica.is_exact,
             links=[LinkSeen(peer=peer, up=link.up, down=link.down) for peer, link in seen],

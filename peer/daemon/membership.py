@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from peer import events
-from peer.daemon.catchup import Standing, choose_goal
 from peer.daemon.entrance import peer_in
 from peer.daemon.keeping import remembered_peers
+from peer.daemon.standings import Standing, choose_goal
+from peer.daemon.watching import watch_swarm
 from peer.errors import PeerError
 from peer.policy.link import Seen
 from peer.swarm.errors import NobodyAnswers
 from peer.swarm.probe import ProbeResult
-from peer.swarm.vectors import encoded_size
+from protocol.lanes import Work
 from protocol.plan import Plan
 from protocol.units import PeerId
 
@@ -30,11 +31,12 @@ LINGER_SECONDS = 5.0
 OBSERVERS = 2
 PROBE_TRIES = 5
 PROBE_PAUSE_SECONDS = 1.0
+MEASURE_AGAIN_SECONDS, MEASURE_AT_LEAST_SECONDS = 30.0, 1800.0
 FOLLOWING_PART = 0.8
 """of an epoch, in which its gradient has to be here"""
 MAX_STATE_SECONDS = 600.0
-MAX_STATES = 3
-"""that are fetched in order to become a member, before the slow lane is better"""
+MAX_TRIES = 3
+"""to catch up with the others, by a state or by gradients, before the slow lane is better"""
 TRY_AGAIN_SECONDS = 300.0
 RETRY_SECONDS = 0.3
 
@@ -43,10 +45,11 @@ class Membership:
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self._is_measured = False
+        self._measured_at, self._measure_after = 0.0, MEASURE_AGAIN_SECONDS
         self._keeps_step = True
         """whether our link can fetch what every epoch brings, as far as we know"""
-        self._num_states = 0
-        """fetched since this peer was last a member"""
+        self._num_tries = 0
+        """to catch up, since this peer was last a member"""
         self._gave_up = 0.0
         self.in_step = False
         """whether this peer stands where the others stand"""
@@ -79,8 +82,11 @@ class Membership:
             if not standings and daemon.may_be_alone():
                 break
             others |= {peer for s in standings for peer in members(s.plan)} - {daemon.me}
+            before = daemon.replica.lineage
             if await self._enter(standings):
                 return
+            if daemon.replica.lineage != before:  # on its way, however slow
+                deadline = time.monotonic() + COME_IN_SECONDS
             await asyncio.sleep(RETRY_SECONDS)
         if daemon.is_stopping:
             return
@@ -113,16 +119,19 @@ class Membership:
             return True
         reached = await self._come_into_step(standings)
         if reached is None:
-            return not self._keeps_step and self._adopt(goal)
+            return self.is_slow() or (not self._keeps_step and self._adopt(goal))
         self._adopt(reached)
-        daemon.epochs.hand_in_within(reached.remaining_seconds)
+        daemon.epochs.hand_in_by(reached.deadline)
         return True
 
     async def _be_measured(self, plan: Plan) -> None:
         """Let up to two members measure our link; those who are busy with other newcomers are asked again."""
         daemon = self._daemon
-        observers = [peer for peer in members(plan) if peer != daemon.me][:OBSERVERS]
+        found = [m for group in plan.groups for m in group.members if m.peer != daemon.me]
+        # Who reduces most has the fastest link: it sees most.
+        observers = [m.peer for m in sorted(found, key=lambda m: (-m.share, m.peer))][:OBSERVERS]
         seen: dict[PeerId, ProbeResult] = {}
+        self._measured_at = time.monotonic()
         for _ in range(PROBE_TRIES):
             for observer in observers:
                 if observer not in seen:
@@ -132,20 +141,50 @@ class Membership:
                 break
             await asyncio.sleep(PROBE_PAUSE_SECONDS)
         if seen:
-            up = sorted(result.up for result in seen.values())[(len(seen) - 1) // 2]
-            down = sorted(result.down for result in seen.values())[(len(seen) - 1) // 2]
+            # The most: whoever saw less may have been in the way.
+            up, down = (max(rates) for rates in zip(*((s.up, s.down) for s in seen.values()), strict=True))
             self.own_link = Seen(int(up), int(down))
             daemon.listener(events.LinkMeasured(min(up, down), len(seen)))
 
     async def _come_into_step(self, standings: Sequence[Standing]) -> Standing | None:
-        """Where this peer now stands with the others. Gives up for a while if the others are always gone meanwhile."""
-        catchup = self._daemon.catchup
-        before = catchup.num_states
-        reached = await catchup.come_into_step(standings)
+        """Where this peer now stands with the others; meanwhile it casts the ballots that are due.
+
+        None also if a plan has a place for this peer in the slow lane, or the peer is to end. Gives up for a while if
+        the others are always gone meanwhile.
+        """
+        daemon, placed = self._daemon, asyncio.Event()
+        before = daemon.catchup.num_tries
+
+        def on_plan() -> None:
+            if self.is_slow():
+                placed.set()
+
+        coming = asyncio.create_task(self._come_along_or_from_afar(standings))
+        peers = [standing.peer for standing in standings]
+        others = (watch_swarm(daemon, lambda: peers, on_plan), placed.wait(), daemon.stopping())
+        tasks = [coming, *(asyncio.create_task(work) for work in others)]
+        try:
+            for task in (await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED))[0]:
+                task.result()
+            reached = coming.result() if coming.done() else None
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         self.in_step = reached is not None
-        self._num_states += catchup.num_states - before
-        if self._num_states > MAX_STATES:
-            self._keeps_step, self._num_states, self._gave_up = False, 0, time.monotonic()
+        self._num_tries += daemon.catchup.num_tries - before
+        if self._num_tries > MAX_TRIES:
+            self._keeps_step, self._num_tries, self._gave_up = False, 0, time.monotonic()
+        return reached
+
+    async def _come_along_or_from_afar(self, standings: Sequence[Standing]) -> Standing | None:
+        """Who was in step and lacks one gradient is as good as in step; who lacks more is not, as its ballots say."""
+        daemon = self._daemon
+        reached = await daemon.catchup.step_along(standings)
+        if reached is None:
+            self.in_step = False
+            daemon.status.activity("catching up", "it fetches what the others have committed without it")
+            reached = await daemon.catchup.come_into_step(standings)
         return reached
 
     def _may_try_step(self) -> bool:
@@ -157,8 +196,11 @@ class Membership:
         manifest = daemon.signed.manifest
         throughput = sum(plan.weights.values()) + daemon.throughput()
         epoch_seconds = 1000 * manifest.training.target_batch_size / throughput
-        chosen = manifest.averaging.compression
-        gradient = encoded_size(daemon.replica.num_parameters, "uniform8" if chosen == "auto" else chosen)
+        averaging = manifest.averaging
+        work = Work(
+            daemon.replica.num_parameters, manifest.training.target_batch_size, averaging.overlap, averaging.compression
+        )
+        gradient = work.size(work.codecs[-1])
         state_seconds = daemon.replica.state_bytes / rate
         return gradient / rate < FOLLOWING_PART * epoch_seconds and state_seconds < MAX_STATE_SECONDS
 
@@ -195,10 +237,23 @@ class Membership:
         cast = daemon.council.ballot_epoch(plan.term)
         absent = daemon.replica.absent
         daemon.replica.absent = {p: e for p, e in absent.items() if plan.group_of(p) is None or e >= cast}
-        if not self._is_measured and len(members(plan)) > 1:  # the first of a run had nobody to measure it
-            self._is_measured = True
+        if len(members(plan)) > 1 and self._is_to_be_measured(plan):
             daemon.in_background(self._be_measured(plan))
         self.announce()
+
+    def _is_to_be_measured(self, plan: Plan) -> bool:
+        """The first of a run had nobody to measure it. Whoever averages nothing for others for the sake of its link
+        sends and gets so little that nobody would see the link become faster: it asks again, less and less often."""
+        now, me = time.monotonic(), self._daemon.me
+        if not self._is_measured:
+            self._is_measured = True
+            return True
+        if any(m.share for group in plan.groups for m in group.members if m.peer == me):
+            self._measure_after = MEASURE_AGAIN_SECONDS
+        elif now - self._measured_at > self._measure_after:
+            self._measure_after = min(2 * self._measure_after, MEASURE_AT_LEAST_SECONDS)
+            return True
+        return False
 
     def set_aside(self) -> None:
         """This peer is out of step: it follows until a plan takes it in again."""
@@ -219,13 +274,9 @@ class Membership:
 
     def announce(self) -> None:
         """Tell the owner of the plan."""
-        daemon = self._daemon
-        shares = tuple(
-            events.Share(m.peer, daemon.roster.name_of(m.peer), m.throughput / 1000, m.quota)
-            for group in daemon.council.plan.groups
-            for m in group.members
-        )
-        daemon.listener(events.PlanAdopted(daemon.council.plan.term, shares, daemon.council.reason))
+        plan, reason = self._daemon.council.plan, self._daemon.council.reason
+        shares = events.shares_of(plan, self._daemon.roster.name_of)
+        self._daemon.listener(events.PlanAdopted(plan.term, shares, reason))
 
     async def follow(self) -> None:
         """Come into step with the next epoch that the others commit, or wait for a plan that includes this peer."""
@@ -236,6 +287,7 @@ class Membership:
         waits = "it is in step and waits" if self._keeps_step else "its link is slow; it waits"
         daemon.status.activity("following", f"{waits} for the next term, whose plan will include it")
         alone_since = time.monotonic()
+        before = replica.epoch
         known = replica.epoch if self._keeps_step else daemon.own.epoch
         daemon.council.begin(known, daemon.ballot, replica.absent)
         while not daemon.is_stopping:
@@ -244,18 +296,20 @@ class Membership:
             if not await daemon.unless_stopped(asking):
                 return
             standings = asking.result()
-            before = replica.epoch
             reached = await self._stay_with(standings)
             if reached is not None:
                 self._adopt(reached)
                 daemon.own.epoch = reached.epoch
                 if replica.epoch > before:
+                    before = replica.epoch
                     await daemon.epochs.after_commit()
-                daemon.epochs.hand_in_within(reached.remaining_seconds)
+                daemon.epochs.hand_in_by(reached.deadline)
                 if self.is_member():
-                    self._num_states = 0
-                if reached.epoch > known or self.is_member() or self.is_slow():
+                    self._num_tries = 0
+                if reached.epoch > known or self.is_member():
                     return
+            if self.is_slow():
+                return
             if standings:
                 alone_since = time.monotonic()
             elif time.monotonic() - alone_since > ALONE_AFTER_SECONDS:

@@ -1,51 +1,33 @@
 """This peer's replica of the run: weights, optimizer moments, and the history that led to them.
 
 Host memory, in bytes per parameter: weights 4, moments 8, three gradient-sum slots 12 (in the arena, shared with the
-worker), the last averaged gradient 4, what 8-bit encoding has kept back 4; while a newcomer is being served, 12 more
-for the copy it reads, and 4 for each slow peer that this one sponsors.
+worker), the last averaged gradient 4, the gradients of earlier commits 12 at most (`peer/daemon/history.py`), what
+encoding has kept back 4; while a newcomer is being served, 12 more for the copy it reads, and 4 for each slow peer
+that this one sponsors.
 Replicas that have committed the same history are equal bit for bit (`peer/training/optimizer.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from peer.swarm.codec import Compression
+from peer.daemon.history import Committed, History
 from peer.training.arena import Arena
 from peer.training.checkpoint import SavedState
 from peer.training.initial import initial_weights
 from peer.training.optimizer import AdamW, StepReport
 from peer.training.presets import PRESETS, layout_of
 from peer.training.worker_process import Worker
-from protocol.lineage import Counted, Lineage
+from protocol.errors import RemoteProtocolError
+from protocol.lineage import Lineage
 from protocol.manifest import Manifest
 from protocol.units import Epoch, PeerId, RunId
 
 Vector = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Committed:
-    """What changed a replica from epoch e to e + 1."""
-
-    epoch: Epoch
-    attempt: int
-    members: tuple[Counted, ...]
-    """whose samples entered the average"""
-    before: Lineage
-    mean: Vector
-    """the averaged gradient"""
-    compression: Compression
-    """in which it travelled, so that it can travel so again without a loss"""
-
-    @property
-    def lineage(self) -> Lineage:
-        return self.before.after(self.epoch, self.attempt, self.members)
 
 
 class Replica:
@@ -68,7 +50,7 @@ class Replica:
         """whether it may train with them: the founder may at once, others when they have got them from somebody"""
         self.absent: dict[PeerId, Epoch] = {}
         """peers of the plan that a commit went on without, and the epoch in which that happened"""
-        self.last_commit: Committed | None = None
+        self.history = History(self.num_parameters)
         self._lock = asyncio.Lock()
 
     @property
@@ -80,7 +62,8 @@ class Replica:
         assert (commit.epoch, commit.before) == (self.epoch, self.lineage)
         async with self._lock:
             report = await asyncio.to_thread(self.optimizer.step, commit.mean, self.epoch)
-            self.last_commit, self.lineage = commit, commit.lineage
+            self.history.add(commit)
+            self.lineage = commit.lineage
             self.epoch += 1
         return report
 
@@ -97,7 +80,8 @@ class Replica:
             else:
                 self.weights[:] = vector
             self.epoch, self.is_exact, self.has_weights = epoch, False, True
-            self.lineage, self.last_commit = Lineage("0" * 64, 0), None
+            self.lineage = Lineage("0" * 64, 0)
+            self.history.clear()
 
     async def show_to(self, worker: Worker) -> None:
         """Have the worker take the weights, before its next microbatch; they do not change meanwhile."""
@@ -112,13 +96,20 @@ class Replica:
             return self._header(), vectors.view(np.uint8)
 
     async def load_state(self, header: dict[str, Any], payload: npt.NDArray[np.uint8]) -> None:
-        """Become the replica that a donor copied. The caller has checked the payload's size and hash."""
+        """Become the replica that a donor copied. The caller has checked the payload's size and hash.
+
+        Raises `RemoteProtocolError` for a header that is not of a state; nothing is changed then.
+        """
+        match header:
+            case {"epoch": int(epoch), "lineage": str(lineage), "samples": int(samples)} if epoch >= 0:
+                pass
+            case _:
+                raise RemoteProtocolError("the header of a state lacks a field or has one of the wrong type")
         vectors = payload.view(np.float32).reshape(3, self.num_parameters)
         async with self._lock:
             self.weights[:], self.m[:], self.v[:] = vectors
-            self.epoch = int(header["epoch"])
-            self.lineage = Lineage(str(header["lineage"]), int(header["samples"]))
-            self.last_commit = None
+            self.epoch, self.lineage = epoch, Lineage(lineage, samples)
+            self.history.clear()
             self.is_exact = self.has_weights = True
 
     def _header(self) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from peer.daemon.catchup import AVERAGE, CatchUp, gradient_snapshot
-from peer.daemon.replica import Committed, Vector
+from peer.daemon.catchup import AVERAGE, CatchUp
+from peer.daemon.history import Committed, Step, gradient_snapshot
+from peer.daemon.replica import Vector
 from peer.errors import PeerError
 from peer.swarm.allreduce import AllReduce, AllReduceReport, Contribution
 from peer.swarm.codec import Compression
@@ -77,12 +78,14 @@ class Round:
         compression: Compression,
         residual: Vector | None,
         grace_seconds: float,
+        pace_seconds: float,
     ) -> None:
         """`residual`: what the encoding of this peer's last committed sums lost."""
         self.machine, self.epoch, self._lineage = machine, epoch, lineage
         self._node, self._allreduce, self._catchup = node, allreduce, catchup
         self._shares, self._compression, self._residual = shares, compression, residual
         self._message_seconds = min(MESSAGE_SECONDS, grace_seconds / 2)
+        self._pace_seconds = pace_seconds
         self.sums: Vector | None = None
         """this peer's gradient sums; there before GatheringFinished is fed"""
         self.outcome: Outcome | None = None
@@ -175,25 +178,27 @@ class Round:
         key = f"{self.epoch}/{attempt}/{digest('round key', (self._lineage.digest + names).encode()).hex()[:32]}"
         assert self.sums is not None
         try:
-            report = await self._allreduce.run(key, contributions, self.sums, self._compression, self._residual)
+            report = await self._allreduce.run(
+                key, contributions, self.sums, self._compression, self._residual, self._pace_seconds
+            )
         except RoundFailed as failure:
-            self.feed(messages.AverageFailed(attempt, tuple(failure.blamed)))
+            self.feed(messages.AverageFailed(attempt, tuple(failure.blamed), failure.is_pace))
             return
         except Exception:  # a fault of ours must not leave the others waiting
             logger.exception("averaging failed")
             self.feed(messages.AverageFailed(attempt))
             return
         self._report = report
-        self._averages[attempt] = Committed(self.epoch, attempt, members, self._lineage, report.mean, self._compression)
+        self._averages[attempt] = Committed(self.epoch, attempt, members, self._lineage, self._compression, report.mean)
         self.bytes_sent += report.bytes_sent
         self.bytes_received += report.bytes_received
         self.transfer_seconds += report.seconds
         self.feed(messages.AverageFinished(attempt))
 
     async def _fetch(self, effect: messages.FetchResult) -> None:
+        step = Step(self.epoch, effect.attempt, effect.members, self._lineage, self._compression)
         for kind in ("gradient", f"{AVERAGE}{effect.attempt}"):
-            found = await self._catchup.fetch_gradient(kind, self.epoch, [effect.peer])
-            if found is not None and (found.attempt, found.members) == (effect.attempt, effect.members):
+            if (found := await self._catchup.fetch_gradient(kind, step, [effect.peer])) is not None:
                 self._averages[effect.attempt], self._report = found, None
                 self.feed(messages.FetchFinished(effect.attempt))
                 return

@@ -1,7 +1,7 @@
 """The slow lane, from the guest's side: whose link cannot carry a round in every epoch trains at its own cadence.
 
 It gathers all the time. Every 2^k epochs it hands its sum of gradients to a sponsor in the step lane, compressed to
-8 bits with error feedback, and fetches the newer weights; both behind the gathering of the next cycle. Nobody waits
+4 bits with error feedback, and fetches the newer weights; both behind the gathering of the next cycle. Nobody waits
 for it, and it waits for nobody. A transfer that fails keeps its sum for the next.
 """
 
@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING
 from peer import events
 from peer.daemon.gathering import Harvest
 from peer.daemon.replica import Vector
+from peer.daemon.watching import watch_swarm
 from peer.errors import PeerError
 from peer.swarm.codec import Compression
 from peer.swarm.errors import StateUnavailable
+from peer.swarm.stream import Stream
 from peer.swarm.vectors import receive_vector, send_vector
 from protocol.errors import ProtocolError
-from protocol.units import Epoch
+from protocol.lanes import SLOW_LANE_CODEC
+from protocol.units import Epoch, PeerId
 
 if TYPE_CHECKING:
     from peer.daemon.lifecycle import Daemon
@@ -36,9 +39,8 @@ class SlowLane:
         self._version: int | None = None
         """of our weights, as the primary sponsor counts them"""
         self._weights_from = ""
-        self._owed: Vector | None = None
-        """gradient sums that are not handed in yet, and what rounding has kept back"""
-        self._owed_samples = 0
+        self._unconfirmed: dict[PeerId, tuple[int, int, Vector]] = {}
+        """by sponsor: a deposit of which we do not know whether it arrived: cycle, samples, sums"""
         self._cycle = 0
         self._label: Epoch = 0
         self._changed = asyncio.Event()
@@ -52,65 +54,51 @@ class SlowLane:
         """Train at our own cadence until a plan says otherwise or the peer is to end."""
         daemon = self._daemon
         daemon.own.state = "training"
-        watching = asyncio.create_task(self._watch())
+        tasks = [asyncio.create_task(self._watch()), asyncio.create_task(daemon.stopping())]
         exchanging: asyncio.Task[None] | None = None
-        stopping = asyncio.create_task(daemon.stopping())
         try:
-            await daemon.gatherer.abandon()  # what the step lane had begun to gather ahead
             await daemon.ensure_worker()
             if not await self._ensure_weights():
                 return
             while (place := self._place()) is not None and daemon.membership.is_slow() and not daemon.is_stopping:
                 daemon.status.activity("gathering", f"slow lane: hands in every {place.cadence} epochs")
-                self._label = max(self._label + 1, daemon.replica.epoch)
-                seconds = place.cadence * daemon.council.plan.deadline_milliseconds / 1000
-                quota = place.quota * place.cadence
-                self._changed.clear()
-                changing = asyncio.create_task(self._changed.wait())
-                await daemon.ensure_worker()
-                gathering = daemon.gatherer.begin(self._label, quota, seconds)
-                waited = {gathering.task, stopping, changing}
-                while not waited & (await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED))[0]:
-                    pass
-                changing.cancel()
-                if not gathering.task.done():
-                    daemon.worker.stop()
-                self._owe(await gathering.task)
+                harvest = await self._gather_cycle(place, tasks[1])
+                daemon.owed.add(harvest.samples, harvest.sums)
                 if exchanging is None or exchanging.done():
                     exchanging = asyncio.create_task(self._exchange(place))
         finally:
-            for task in (watching, stopping, exchanging):
-                if task is not None:
-                    task.cancel()
-                    with contextlib.suppress(asyncio.CancelledError, PeerError):
-                        await task
+            for task in (*tasks, *([exchanging] if exchanging else [])):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, PeerError):
+                    await task
+
+    async def _gather_cycle(self, place: SlowMember, stopping: asyncio.Task[None]) -> Harvest:
+        """What this peer gathers in a cadence of epochs, or until the plan changes or the peer is to end."""
+        daemon = self._daemon
+        self._label = max(self._label, daemon.replica.epoch) + 1
+        seconds = place.cadence * daemon.council.plan.deadline_milliseconds / 1000
+        self._changed.clear()
+        changing = asyncio.create_task(self._changed.wait())
+        try:
+            await daemon.ensure_worker()
+            gathering = daemon.gatherer.begin(self._label, place.quota * place.cadence, seconds)
+            await asyncio.wait((gathering.task, stopping, changing), return_when=asyncio.FIRST_COMPLETED)
+            if not gathering.task.done():
+                daemon.worker.stop()
+            return await gathering.task
+        finally:
+            changing.cancel()
 
     async def _watch(self) -> None:
         """Follow the epochs and plans of the step lane, and cast ballots."""
-        daemon = self._daemon
-        known = -1
-        while True:
+
+        def sponsors() -> list[PeerId]:
             place = self._place()
             asked = list(place.sponsors) if place else []
-            asked = asked or sorted(m.peer for g in daemon.council.plan.groups for m in g.members)
-            standings = await daemon.catchup.standings(asked[:2], after=known)
-            if not standings:
-                await asyncio.sleep(RETRY_SECONDS)
-                continue
-            newest = max(standings, key=lambda standing: (standing.epoch, standing.peer))
-            if newest.epoch > known:
-                known = newest.epoch
-                daemon.own.epoch, daemon.own.throughput = known, daemon.throughput()
-                daemon.council.begin(known, daemon.ballot, newest.absent)
-            if newest.plan.term > daemon.council.plan.term:
-                daemon.council.adopt(newest.plan, "the plan that the swarm goes by")
-                daemon.membership.announce()
-                self._changed.set()
+            asked = asked or sorted(m.peer for g in self._daemon.council.plan.groups for m in g.members)
+            return asked[:2]
 
-    def _owe(self, harvest: Harvest) -> None:
-        if harvest.sums is not None:
-            self._owed = harvest.sums.copy() if self._owed is None else self._owed + harvest.sums
-            self._owed_samples += harvest.samples
+        await watch_swarm(self._daemon, sponsors, self._changed.set)
 
     async def _ensure_weights(self) -> bool:
         """Have weights to train with before the first cycle."""
@@ -133,45 +121,65 @@ class SlowLane:
         self._daemon.status.note_transfer(time.monotonic() - began)
 
     async def _deposit(self, place: SlowMember) -> None:
+        """Hand in what is owed. What a failed transfer did not bring over stays owed.
+
+        Where only the last word is missing, the sponsor may have taken it: it says so when it is asked the next time.
+        """
         daemon = self._daemon
-        owed, samples = self._owed, self._owed_samples
-        if owed is None or not samples:
-            return
-        self._owed, self._owed_samples = None, 0
         self._cycle = max(self._cycle + 1, int(time.time() * 1000))
         sponsor = place.sponsors[self._cycle % len(place.sponsors)]  # in turn, so that two observe our link
         began = time.monotonic()
-        kept: Vector = owed
         try:
             stream = await daemon.node.open(sponsor, "deposit", REQUEST_SECONDS)
             try:
-                await stream.send({"cycle": self._cycle, "samples": samples}, timeout=REQUEST_SECONDS)
-                answer, _ = await stream.receive(0, REQUEST_SECONDS)
-                if "go" not in answer:
-                    raise StateUnavailable(str(answer.get("refused"))[:200])
-                decoded = await send_vector(stream, owed, "uniform8")
-                answer, _ = await stream.receive(0, 6 * REQUEST_SECONDS)
-                if answer.get("taken") != self._cycle:
-                    raise StateUnavailable("the sponsor did not take the deposit")
-                self.bytes_sent += stream.bytes_sent
+                samples = await self._hand_over(stream, sponsor)
             finally:
+                self.bytes_sent += stream.bytes_sent
                 stream.close()
-            kept = owed - decoded
-            daemon.own.total_samples += samples
-            daemon.listener(
-                events.HandedIn(
-                    samples=samples,
-                    sponsor=sponsor,
-                    epoch=daemon.own.epoch,
-                    cadence=place.cadence,
-                    seconds=time.monotonic() - began,
-                )
-            )
-            samples = 0
         except (PeerError, ProtocolError) as error:
             daemon.listener(events.Notice(f"could not hand in now, so it waits for the next time: {error}"))
-        self._owed = kept if self._owed is None else self._owed + kept
-        self._owed_samples += samples
+            return
+        daemon.listener(
+            events.HandedIn(
+                samples=samples,
+                sponsor=sponsor,
+                epoch=daemon.own.epoch,
+                cadence=place.cadence,
+                seconds=time.monotonic() - began,
+            )
+        )
+
+    async def _hand_over(self, stream: Stream, sponsor: PeerId) -> int:
+        """Samples handed in."""
+        owed = self._daemon.owed
+        samples, sums = owed.take()
+        is_sent = False
+        try:
+            await stream.send({"cycle": self._cycle, "samples": samples}, timeout=REQUEST_SECONDS)
+            answer, _ = await stream.receive(0, REQUEST_SECONDS)
+            self._settle(sponsor, answer.get("taken"))
+            if "go" not in answer or sums is None:
+                raise StateUnavailable(str(answer.get("refused"))[:200])
+            decoded = await send_vector(stream, sums, SLOW_LANE_CODEC)
+            is_sent = True
+        finally:
+            if not is_sent:
+                owed.add(samples, sums)
+        owed.add(0, sums - decoded)
+        self._unconfirmed[sponsor] = self._cycle, samples, decoded
+        answer, _ = await stream.receive(0, 6 * REQUEST_SECONDS)
+        self._settle(sponsor, answer.get("taken"))
+        return samples
+
+    def _settle(self, sponsor: PeerId, taken: object) -> None:
+        """The sponsor says which cycle it took last: did it take what we do not know of?"""
+        cycle, samples, sums = self._unconfirmed.pop(sponsor, (0, 0, None))
+        if type(taken) is not int:
+            return  # it has no memory of us: at most once, rather than twice
+        if taken >= cycle:
+            self._daemon.own.total_samples += samples
+        else:
+            self._daemon.owed.add(samples, sums)
 
     async def _fetch_weights(self, place: SlowMember) -> None:
         daemon, replica = self._daemon, self._daemon.replica
@@ -183,7 +191,7 @@ class SlowLane:
             header, _ = await stream.receive(0, 2 * REQUEST_SECONDS)
             match header:
                 case {"epoch": int(epoch), "version": int(version), "full": bool(full)}:
-                    codec: Compression = "float16" if full else "uniform8"
+                    codec: Compression = "float16" if full else SLOW_LANE_CODEC
                     received = await receive_vector(stream, replica.num_parameters, codec)
                 case _:
                     raise StateUnavailable(str(header.get("refused"))[:200])

@@ -2,7 +2,7 @@
 
 A deposit is a sum of gradients over so many samples, gathered with weights a few epochs old. It enters the sponsor's
 own sum at the next hand-in, so the round and all its guarantees stay as they are; it is taken out again if the round
-goes on without the sponsor. Weights go back as differences to what the guest has (8 bits, with error feedback: what
+goes on without the sponsor. Weights go back as differences to what the guest has (4 bits, with error feedback: what
 rounding loses now is part of the next difference), so a sponsor keeps a copy of each guest's weights: 4 bytes a
 parameter.
 """
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from peer.daemon.replica import Vector
 from peer.swarm.stream import Stream
 from peer.swarm.vectors import receive_vector, send_vector
+from protocol.lanes import SLOW_LANE_CODEC
 from protocol.units import PeerId
 
 if TYPE_CHECKING:
@@ -89,10 +90,11 @@ class Sponsor:
     async def _take_deposit(self, peer: PeerId, stream: Stream) -> None:
         header, _ = await stream.receive(0, REQUEST_SECONDS)
         refusal = self._refusal(peer, header)
-        await stream.send({"refused": refusal} if refusal else {"go": True}, timeout=REQUEST_SECONDS)
+        answer = {"refused": refusal} if refusal else {"go": True}
+        await stream.send({**answer, "taken": self._last_cycle.get(peer)}, timeout=REQUEST_SECONDS)
         if refusal:
             return
-        received = await receive_vector(stream, self._daemon.replica.num_parameters, "uniform8")
+        received = await receive_vector(stream, self._daemon.replica.num_parameters, SLOW_LANE_CODEC)
         self.bytes_received += stream.bytes_received
         if received.rate:
             self._daemon.links.saw_up(peer, received.rate, time.monotonic())
@@ -106,6 +108,8 @@ class Sponsor:
         samples, cycle = header.get("samples"), header.get("cycle")
         if guest is None or self._daemon.me not in guest.sponsors:
             return "this peer is not its sponsor in the present plan"
+        if not self._daemon.membership.in_step or self._daemon.me in self._daemon.replica.absent:
+            return "this peer is not in step with the others just now"
         if type(samples) is not int or type(cycle) is not int:
             return "samples and cycle must be numbers"
         if not 0 < samples <= LATE_CYCLES * guest.quota * guest.cadence + guest.quota:
@@ -131,7 +135,7 @@ class Sponsor:
             sent = await send_vector(stream, weights, "float16")
             self._shadows[peer] = Shadow(version, sent)
         else:
-            shadow.difference = await send_vector(stream, weights - shadow.weights, "uniform8")
+            shadow.difference = await send_vector(stream, weights - shadow.weights, SLOW_LANE_CODEC)
             shadow.next_version = version
         confirmed, _ = await stream.receive(0, REQUEST_SECONDS)
         if confirmed.get("have") == version and stream.bytes_sent >= LEAST_SIGHTING:

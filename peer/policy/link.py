@@ -53,6 +53,11 @@ class _Direction:
         if not lowest <= median < highest:
             self._reported = _on_grid(median)
 
+    def saw_anew(self, rate: float, now: float) -> None:
+        self._rates.clear()
+        self._reported = 0
+        self.saw(rate, now, at_least=False)
+
     def at(self, now: float) -> int:
         return self._reported if now - self._renewed < FORGET_SECONDS else 0
 
@@ -76,6 +81,20 @@ class LinkBook:
     def saw_down(self, peer: PeerId, rate: float, now: float, *, at_least: bool = False) -> None:
         """`peer` took from us at `rate` while only its link held us up; `at_least`: or something else did."""
         self._down.setdefault(peer, _Direction()).saw(rate, now, at_least)
+
+    def saw_alone(self, peer: PeerId, up: float, down: float, now: float) -> None:
+        """What a measurement of its own showed. If that is far above what is known, it counts at once: nothing that
+        comes in the midst of other work shows how much faster a link has become."""
+        for directions, rate in ((self._up, up), (self._down, down)):
+            direction = directions.setdefault(peer, _Direction())
+            if rate >= FAR_ABOVE * direction.at(now):
+                direction.saw_anew(rate, now)
+            else:
+                direction.saw(rate, now, at_least=False)
+
+    def saw_drop(self, peer: PeerId, rate: float, now: float) -> None:
+        """`peer` sent so slowly that others went on without it: what was seen before holds no more."""
+        self._up.setdefault(peer, _Direction()).saw_anew(rate, now)
 
     def seen(self, now: float) -> dict[PeerId, Seen]:
         """What the last sightings of each peer show, on the grid, unless they are too old."""

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from peer.swarm.blame import failure_in
+from peer.swarm.blame import described, failure_in
 from peer.swarm.butterfly import WIRE_NAME, Butterfly
 from peer.swarm.codec import CODECS, Compression, Floats
 from peer.swarm.errors import RoundFailed
 from peer.swarm.node import Node
-from peer.swarm.pace import Arrival, Departures, Saw, Traffic, report_arrivals, report_departure
+from peer.swarm.pace import Arrival, Departures, Saw, SawDrop, Traffic, report_arrivals, report_departure
 from peer.swarm.parts import Contribution
 from peer.swarm.stream import Header, Stream
 from protocol.errors import LocalProtocolError
@@ -53,12 +53,18 @@ class AllReduce:
     """All rounds of one node. `start` once; then any number of rounds, also at the same time."""
 
     def __init__(
-        self, node: Node, *, patience_seconds: float, saw_up: Saw | None = None, saw_down: Saw | None = None
+        self,
+        node: Node,
+        *,
+        patience_seconds: float,
+        saw_up: Saw | None = None,
+        saw_down: Saw | None = None,
+        saw_drop: SawDrop | None = None,
     ) -> None:
-        """`saw_up` and `saw_down` are told what rounds show of the links of others (see `peer.swarm.pace`)."""
+        """`saw_…` are told what rounds show of the links of others (see `peer.swarm.pace`)."""
         self._node = node
         self._patience = patience_seconds
-        self._saw_up, self._saw_down = saw_up, saw_down
+        self._saw_up, self._saw_down, self._saw_drop = saw_up, saw_down, saw_drop
         self._running: dict[str, Butterfly] = {}
         self._over: OrderedDict[str, Header] = OrderedDict()
         self._begun = asyncio.Condition()
@@ -75,18 +81,20 @@ class AllReduce:
         sums: Floats,
         compression: Compression,
         residual: Floats | None = None,
+        pace_seconds: float | None = None,
     ) -> AllReduceReport:
         """One round: all members call this with the same key, members (in the same order) and compression.
 
         `sums` is a float32 vector, the sum over this peer's samples; it must not change before the round ends,
         and counts as zero if this peer has no samples. `residual`, of the same shape, is what the last round that
         counted has reported: it enters with the sums (without samples, it stays for later). Neither is written to.
+        After `pace_seconds`, the others do not wait long for a member that alone is behind.
         Raises `RoundFailed`, on every member within about
         `patience_seconds` of a fault; `LocalProtocolError` for arguments that can be no round.
         """
         self._check(key, members, sums, compression, residual)
         begin = time.monotonic()
-        round_ = Butterfly(self._node, key, members, sums, compression, residual, self._patience)
+        round_ = Butterfly(self._node, key, members, sums, compression, residual, self._patience, pace_seconds)
         self._running[key] = round_
         outcome: Header = {"over": "this peer left the round", "blamed": []}
         try:
@@ -96,7 +104,8 @@ class AllReduce:
             if self._saw_up is not None:
                 report_arrivals(round_.arrivals, round_.traffic(), self._saw_up)
         except RoundFailed as failure:
-            outcome = {"over": failure.reason[:200], "blamed": list(failure.blamed)}
+            outcome = described(failure, "over")
+            self._report_pace(round_, failure)
             await self._tell(key, round_, failure)
             await self._own_fault()
             raise
@@ -137,7 +146,7 @@ class AllReduce:
             self._begun.notify_all()
 
     async def _tell(self, key: str, round_: Butterfly, failure: RoundFailed) -> None:
-        message: Header = {"key": key, "failed": failure.reason[:200], "blamed": list(failure.blamed)}
+        message: Header = {"key": key, **described(failure, "failed")}
         await asyncio.gather(
             *(
                 self._node.call(peer, WIRE_NAME, message, timeout=TELL_SECONDS)
@@ -146,6 +155,12 @@ class AllReduce:
             ),
             return_exceptions=True,
         )
+
+    def _report_pace(self, round_: Butterfly, failure: RoundFailed) -> None:
+        """What a round has shown of links that it could not wait for."""
+        if failure.is_pace and self._saw_drop is not None:
+            for peer in set(failure.blamed) & set(round_.arrivals):
+                self._saw_drop(peer, round_.watch.rate(peer))
 
     async def _own_fault(self) -> None:
         """If it is our own daemon that has died, then all others seem to be gone: they are not to blame."""

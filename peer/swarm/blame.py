@@ -12,12 +12,17 @@ from protocol.units import PeerId
 
 
 def failure_in(header: Header, field: str, reporter: PeerId, members: Sequence[Contribution]) -> RoundFailed:
-    """What another member says about a round: `{<field>: reason, "blamed": [members]}`, bounded and printable."""
+    """What another member says of a round: `{<field>: reason, "blamed": [members], "pace": …}`, bounded, printable."""
     reason, blamed = header.get(field), header.get("blamed")
     ids = {member.peer for member in members}
     text = "".join(c for c in reason[:200] if c.isprintable()) if isinstance(reason, str) else "no reason given"
     named = tuple(peer for peer in blamed if peer in ids) if isinstance(blamed, list) else ()
-    return RoundFailed(named, text, reported_by=reporter)
+    return RoundFailed(named, text, reported_by=reporter, is_pace=header.get("pace") is True)
+
+
+def described(failure: RoundFailed, field: str) -> Header:
+    """The failure as `failure_in` reads it."""
+    return {field: failure.reason[:200], "blamed": list(failure.blamed), "pace": failure.is_pace}
 
 
 @contextlib.contextmanager

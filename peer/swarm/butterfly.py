@@ -3,7 +3,7 @@
 A member opens one stream to each reducer of another part. Frames on it:
 
     member -> reducer   {key, terms, samples}, then {piece: 0..n-1} each with the piece's sums (none without samples)
-    reducer -> member   {piece: 0..n-1} each with the piece's mean; {waiting: true} while it waits for others
+    reducer -> member   {piece: 0..n-1} each with the piece's mean; {waiting: what it has} while it waits for others
 
 Means come back while later pieces are still being sent, so that a link carries both ways at once. The reducer takes
 sums nearly as fast as they come and sends means as fast as each member takes them: what waits for slower members
@@ -33,6 +33,7 @@ from peer.swarm.codec import CODECS, Compression, Encoded, Floats, MalformedPiec
 from peer.swarm.errors import PeerMisbehaves, PeerUnreachable, RoundFailed, short
 from peer.swarm.node import Node
 from peer.swarm.pace import Arrival, Departures, Traffic
+from peer.swarm.pace_watch import PaceWatch
 from peer.swarm.parts import Contribution, Part, PieceMean, divide, terms
 from peer.swarm.stream import Header, Stream
 from protocol.units import PeerId
@@ -42,7 +43,6 @@ BYTES_AHEAD = 4 * 1024 * 1024  # of the sums of each member, that a reducer hold
 INDIRECT = 1.5
 SLOW_LINK = 10.0  # times patience, to send a piece: that the reducer lives shows in what it sends
 RETRY_SECONDS = 0.25  # between attempts to reach a reducer
-WAITING: Header = {"waiting": True}
 
 
 class Butterfly:
@@ -57,6 +57,7 @@ class Butterfly:
         compression: Compression,
         residual: Floats | None,
         patience: float,
+        pace: float | None = None,
     ) -> None:
         self.members = tuple(members)
         self.others = {member.peer: member for member in members if member.peer != node.peer_id}
@@ -77,6 +78,7 @@ class Butterfly:
         self._outbound: list[Stream] = []
         self._inbound: list[Stream] = []
         self._own_part = next((part for part in self._parts if part.reducer == node.peer_id), None)
+        self.watch = PaceWatch(node.peer_id, self.traffic(), members, self.arrivals, pace)
         loop = asyncio.get_running_loop()
         self._told: asyncio.Future[RoundFailed] = loop.create_future()
         self._came: dict[PeerId, asyncio.Future[Stream]] = {peer: loop.create_future() for peer in self.others}
@@ -84,6 +86,7 @@ class Butterfly:
     async def run(self) -> None:
         """Fill `mean`. Raises `RoundFailed`; the streams stay open then, so that others can be told first."""
         working = asyncio.create_task(self._work())
+        watching = asyncio.create_task(self._leave_behind()) if self.watch.pace else None
         try:
             await asyncio.wait((working, self._told), return_when=asyncio.FIRST_COMPLETED)
             if self._told.done() and not (working.done() and working.exception() is None):
@@ -92,8 +95,10 @@ class Butterfly:
         except BaseExceptionGroup as group:
             raise first(group) from None
         finally:
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
+            tasks = [task for task in (working, watching) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _work(self) -> None:
         await asyncio.to_thread(self._prepare)
@@ -138,6 +143,11 @@ class Butterfly:
             for part in self._parts
         }
         return Traffic(self._own.peer, self.members, sizes)
+
+    async def _leave_behind(self) -> None:
+        """End the round if the others would wait long for the link of one member."""
+        peer = await self.watch.straggler()
+        self.told(RoundFailed((peer,), f"the others would wait long for peer {short(peer)}", is_pace=True))
 
     # What others begin.
 
@@ -190,31 +200,33 @@ class Butterfly:
         for number, piece in enumerate(part.pieces):
             encoded = self._codec.encode(self._sums[piece])
             if self._is_lossy:
-                self._sums[piece] -= self._codec.decode(encoded)
+                self._sums[piece] -= self._codec.decode(encoded, piece.stop - piece.start)
             await stream.send({"piece": number}, encoded, SLOW_LINK * self._patience)
             await asyncio.sleep(0)  # the socket may take much at once; let others work too
 
     async def _receive_means(self, part: Part, stream: Stream) -> None:
         for number, piece in enumerate(part.pieces):
             size = self._codec.size(piece.stop - piece.start)
-            header, body = WAITING, b""
-            while header == WAITING:
+            header, body = await stream.receive(size, INDIRECT * self._patience)
+            while "waiting" in header:
+                self.watch.hear(stream.peer, header["waiting"])
                 header, body = await stream.receive(size, INDIRECT * self._patience)
             if "over" in header:
                 raise failure_in(header, "over", stream.peer, self.members)
             self.mean[piece] = self._checked(stream.peer, number, piece, header, body)
+            self.watch.note_means(stream.peer, len(body))
 
     def _checked(self, peer: PeerId, number: int, piece: slice, header: Header, body: bytes) -> Floats:
         self._check_frame(peer, number, piece, header, body)
-        return self._decode(peer, body)
+        return self._decode(peer, body, piece.stop - piece.start)
 
     def _check_frame(self, peer: PeerId, number: int, piece: slice, header: Header, body: bytes) -> None:
         if header != {"piece": number} or len(body) != self._codec.size(piece.stop - piece.start):
             raise PeerMisbehaves(peer, f"does not send piece {number} of the round when it should")
 
-    def _decode(self, peer: PeerId, body: Encoded) -> Floats:
+    def _decode(self, peer: PeerId, body: Encoded, count: int) -> Floats:
         try:
-            values = self._codec.decode(body)
+            values = self._codec.decode(body, count)
         except MalformedPiece as error:
             raise PeerMisbehaves(peer, f"sends a piece {error}") from None
         if not np.isfinite(values).all():
@@ -226,6 +238,7 @@ class Butterfly:
     async def _reduce(self, part: Part) -> None:
         ahead = max(2, BYTES_AHEAD // self._codec.size(part.piece_elements))
         sums: dict[PeerId, asyncio.Queue[Encoded]] = {peer: asyncio.Queue(ahead) for peer in self.others}
+        self.watch.waiting_sums |= sums
         means: dict[PeerId, asyncio.Queue[Encoded]] = {peer: asyncio.Queue() for peer in self.others}
         async with asyncio.TaskGroup() as group:
             for peer in self.others:
@@ -233,7 +246,7 @@ class Butterfly:
             for piece in part.pieces:
                 mean = await self._mean_of(piece, sums)
                 encoded = self._codec.encode(mean)
-                self.mean[piece] = self._codec.decode(encoded)
+                self.mean[piece] = self._codec.decode(encoded, len(mean))
                 if self._is_lossy:
                     self._sums[piece] += (mean - self.mean[piece]) * np.float32(self._total)
                 self.departures.mean_is_ready(time.monotonic())
@@ -249,7 +262,7 @@ class Butterfly:
             elif member.samples:
                 encoded = await sums[member.peer].get()
                 with blaming(member.peer):
-                    mean.add(self._decode(member.peer, encoded))
+                    mean.add(self._decode(member.peer, encoded, piece.stop - piece.start))
         if self._is_lossy and self._own.samples:
             self._sums[piece] = 0
         return mean.mean(self._total)
@@ -284,8 +297,8 @@ class Butterfly:
             encoded = None
             while encoded is None:
                 try:
-                    async with asyncio.timeout(self._patience / 3):
+                    async with asyncio.timeout(min(self._patience / 3, self.watch.interval)):
                         encoded = await means.get()
                 except TimeoutError:
-                    await stream.send(WAITING, timeout=self._patience)
+                    await stream.send({"waiting": self.watch.told()}, timeout=self._patience)
             await stream.send({"piece": number}, encoded, self._patience)

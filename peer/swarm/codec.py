@@ -1,4 +1,4 @@
-"""How numbers travel: as float32, as float16 with a scale for each piece, or as 8 bits with a scale for each block.
+"""How numbers travel: as float32, as float16 with a scale for each piece, or as 8 or 4 bits with a step for each block.
 
 Values are pieces: vectors of float32. Decoding the same bytes gives the same bits everywhere: it is a widening
 and a multiplication whose product needs no rounding. What encoding loses is for the caller to send later.
@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-Compression = Literal["none", "float16", "uniform8"]
+Compression = Literal["none", "float16", "uniform8", "uniform4"]
 Floats = NDArray[np.float32]
 Encoded = bytes | memoryview
+Number = TypeVar("Number", np.float32, np.int8)
 
 PIECE_ELEMENTS = 64 * 1024  # at most; 256 KiB as float32: a second of a 2 Mbit/s link
 SCALE_BYTES = 4
@@ -24,12 +25,10 @@ MAX_EXPONENT = 127
 LAST_BEFORE_2_15 = np.float32(32752.0)  # the next float16 number is 2^15
 MAX_SHIFT = 126  # 2**±126 are ordinary float32 numbers
 
-BLOCK_ELEMENTS = 256
 STEP_BYTES = 2  # of a block: its step, the upper half of a float32 number (a bfloat16)
-LEVELS = 127  # above zero, and as many below
 LEAST_STEP = np.float32(2.0**-126)  # with smaller ones, processors that flush tiny numbers would decode otherwise
-LEAST_STEP_BITS, LAST_STEP_BITS = 0x0080, 0x7C01  # 127 times the last is still finite
-INFINITY_BITS = 0x7F80
+LEAST_STEP_BITS, INFINITY_BITS = 0x0080, 0x7F80
+MAGNITUDE_BITS = np.uint32(0x7FFFFFFF)
 
 
 class MalformedPiece(ValueError):
@@ -39,17 +38,23 @@ class MalformedPiece(ValueError):
 @dataclass(frozen=True)
 class Codec:
     encode: Callable[[Floats], Encoded]
-    decode: Callable[[Encoded], Floats]
-    """raises `MalformedPiece`; whether the numbers are finite is for the caller to see"""
+    decode_sized: Callable[[Encoded, int], Floats]
+    """so many numbers, from so many bytes as they take"""
     size: Callable[[int], int]
     """bytes of a piece, by its number of elements"""
+
+    def decode(self, data: Encoded, count: int) -> Floats:
+        """`count` numbers. Raises `MalformedPiece`; whether they are finite is for the caller to see."""
+        if len(data) != self.size(count):
+            raise MalformedPiece(f"of {len(data)} bytes, which {count} numbers do not take")
+        return self.decode_sized(data, count)
 
 
 def _encode_float32(values: Floats) -> Encoded:
     return np.ascontiguousarray(values, dtype="<f4").data.cast("B")
 
 
-def _decode_float32(data: Encoded) -> Floats:
+def _decode_float32(data: Encoded, _count: int) -> Floats:
     return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
 
 
@@ -68,7 +73,7 @@ def _encode_float16(values: Floats) -> Encoded:
     return shift.to_bytes(SCALE_BYTES, "little", signed=True) + halves.tobytes()
 
 
-def _decode_float16(data: Encoded) -> Floats:
+def _decode_float16(data: Encoded, _count: int) -> Floats:
     shift = int.from_bytes(data[:SCALE_BYTES], "little", signed=True)
     if abs(shift) > MAX_SHIFT:
         raise MalformedPiece(f"scaled by 2^{shift}, which no sender does")
@@ -77,58 +82,105 @@ def _decode_float16(data: Encoded) -> Floats:
         return np.asarray(halves.astype(np.float32) * np.float32(2.0**-shift), dtype=np.float32)
 
 
-def _encode_uniform8(values: Floats) -> Encoded:
-    """Each block in whole steps, from -127 to 127 of them; ties go to the even number.
+@dataclass(frozen=True)
+class Uniform:
+    """Each block in whole steps, as many below zero as above; ties go to the even number.
 
-    A step is the block's peak / 127, rounded to 8 significant bits. That errs by less than 1/256, so the peak is
-    always nearest to 127 steps, no number is beyond half a step more, and encoding what was decoded gives the same
-    bytes. With a power of two as the step and blocks of half the length, which is as large, errors would be a third
-    larger.
+    A step is the block's peak / levels, rounded to 8 significant bits. That errs by less than 1/256, so the peak is
+    always nearest to all levels, no number is beyond half a step more, and encoding what was decoded gives the same
+    bytes. With a power of two as the step and blocks of half the length, which is as large, errors of 8 bits would be
+    a third larger.
+
+    4 bits in blocks of 64 (128) err by 11 (12) % of the norm of normal numbers, by 18 (22) % of that of Student's with
+    3 degrees of freedom, by 7 to 13 (8 to 16) % of that of gradients of Python source; 8 bits by 1 to 2 %.
     """
-    blocks = _in_blocks(np.asarray(values, dtype=np.float32))
-    peaks = np.maximum(blocks.max(axis=1), -blocks.min(axis=1))
-    with np.errstate(invalid="ignore", over="ignore"):  # of what is not finite, which decodes to the same
-        bits = np.maximum(peaks / np.float32(LEVELS), LEAST_STEP).view(np.uint32)
-        bits = np.where(np.isfinite(peaks), (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16, INFINITY_BITS).astype("<u2")
-        levels = blocks / _steps(bits)[:, np.newaxis]
-        levels = np.rint(levels, out=levels).astype(np.int8)
-    encoded: bytes = bits.tobytes() + levels.tobytes()[: len(values)]
-    return encoded
 
+    block: int
+    """elements"""
+    levels: int
+    """above zero, and as many below"""
+    per_byte: int
+    """elements"""
+    pack: Callable[[NDArray[np.int8]], NDArray[np.uint8]]
+    unpack: Callable[[NDArray[np.uint8]], NDArray[np.int8]]
 
-def _decode_uniform8(data: Encoded) -> Floats:
-    num_blocks = -(-len(data) // (BLOCK_ELEMENTS + STEP_BYTES))
-    if len(data) != _size_uniform8(len(data) - STEP_BYTES * num_blocks):
-        raise MalformedPiece(f"of {len(data)} bytes, which no number of blocks has")
-    bits = np.frombuffer(data, dtype="<u2", count=num_blocks)
-    levels = np.frombuffer(data, dtype=np.int8, offset=STEP_BYTES * num_blocks)
-    if (((bits < LEAST_STEP_BITS) | (bits > LAST_STEP_BITS)) & (bits != INFINITY_BITS)).any():
-        raise MalformedPiece("with a step that no sender uses")
-    if levels.min(initial=0) < -LEVELS:
-        raise MalformedPiece(f"with a number of more than {LEVELS} steps")
-    with np.errstate(invalid="ignore"):  # nothing times infinity
-        decoded = _in_blocks(levels.astype(np.float32)) * _steps(bits)[:, np.newaxis]
-    return np.asarray(decoded.reshape(-1)[: len(levels)], dtype=np.float32)
+    def size(self, count: int) -> int:
+        return STEP_BYTES * -(-count // self.block) + -(-count // self.per_byte)
+
+    def encode(self, values: Floats) -> Encoded:
+        blocks = self._in_blocks(np.ascontiguousarray(values, dtype=np.float32))
+        # As integers, magnitudes have the same order, and what is not finite comes last; several times as fast.
+        peaks = (blocks.view(np.uint32) & MAGNITUDE_BITS).max(axis=1).view(np.float32)
+        with np.errstate(invalid="ignore", over="ignore"):  # of what is not finite, which decodes to the same
+            bits = np.maximum(peaks / np.float32(self.levels), LEAST_STEP).view(np.uint32)
+            bits = np.where(np.isfinite(peaks), (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16, INFINITY_BITS)
+            bits = bits.astype("<u2")
+            levels = blocks / _steps(bits)[:, np.newaxis]
+            levels = np.rint(levels, out=levels).astype(np.int8)
+        packed = self.pack(levels.reshape(-1))[: -(-len(values) // self.per_byte)]
+        encoded: bytes = bits.tobytes() + packed.tobytes()
+        return encoded
+
+    def decode(self, data: Encoded, count: int) -> Floats:
+        num_blocks = -(-count // self.block)
+        bits = np.frombuffer(data, dtype="<u2", count=num_blocks)
+        levels = self.unpack(np.frombuffer(data, dtype=np.uint8, offset=STEP_BYTES * num_blocks))
+        if (((bits < LEAST_STEP_BITS) | (bits > self._last_step_bits)) & (bits != INFINITY_BITS)).any():
+            raise MalformedPiece("with a step that no sender uses")
+        if levels.min(initial=0) < -self.levels:
+            raise MalformedPiece(f"with a number of more than {self.levels} steps")
+        if levels[count:].any():
+            raise MalformedPiece("with a number after the last one")
+        with np.errstate(invalid="ignore"):  # nothing times infinity
+            decoded = self._in_blocks(levels[:count]) * _steps(bits)[:, np.newaxis]
+        return np.asarray(decoded.reshape(-1)[:count], dtype=np.float32)
+
+    @property
+    def _last_step_bits(self) -> int:
+        """Of the largest step of which all levels are finite."""
+        return int((np.finfo(np.float32).max / np.float32(self.levels)).view(np.uint32) >> 16)
+
+    def _in_blocks(self, values: NDArray[Number]) -> NDArray[Number]:
+        """Rows of `block` elements, the last one filled up with zeros."""
+        missing = -len(values) % self.block
+        if missing:
+            values = np.concatenate((values, np.zeros(missing, dtype=values.dtype)))
+        return values.reshape(-1, self.block)
 
 
 def _steps(bits: NDArray[np.uint16]) -> Floats:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
-def _in_blocks(values: Floats) -> Floats:
-    """Rows of `BLOCK_ELEMENTS`, the last one filled up with zeros."""
-    missing = -len(values) % BLOCK_ELEMENTS
-    if missing:
-        values = np.concatenate((values, np.zeros(missing, dtype=np.float32)))
-    return values.reshape(-1, BLOCK_ELEMENTS)
+def _pack_bytes(levels: NDArray[np.int8]) -> NDArray[np.uint8]:
+    return levels.view(np.uint8)
 
 
-def _size_uniform8(count: int) -> int:
-    return count + STEP_BYTES * -(-count // BLOCK_ELEMENTS)
+def _unpack_bytes(packed: NDArray[np.uint8]) -> NDArray[np.int8]:
+    return packed.view(np.int8)
 
+
+def _pack_nibbles(levels: NDArray[np.int8]) -> NDArray[np.uint8]:
+    """Two's complement, the first of two in the lower half of their byte."""
+    pairs = levels.view("<u2")
+    return ((pairs & 0x0F) | ((pairs >> 4) & 0xF0)).astype(np.uint8)
+
+
+def _unpack_nibbles(packed: NDArray[np.uint8]) -> NDArray[np.int8]:
+    pairs = packed.astype("<u2")
+    pairs = (pairs | (pairs << 4)) & 0x0F0F
+    levels: NDArray[np.int8] = (pairs ^ 0x0808).view(np.int8) - np.int8(8)  # whose highest bit is the sign
+    return levels
+
+
+UNIFORM8 = Uniform(256, 127, 1, _pack_bytes, _unpack_bytes)
+UNIFORM4 = Uniform(64, 7, 2, _pack_nibbles, _unpack_nibbles)
+BLOCK_ELEMENTS = max(UNIFORM8.block, UNIFORM4.block)
+"""whole blocks of all codecs"""
 
 CODECS: dict[Compression, Codec] = {
     "none": Codec(_encode_float32, _decode_float32, lambda count: 4 * count),
     "float16": Codec(_encode_float16, _decode_float16, lambda count: SCALE_BYTES + 2 * count),
-    "uniform8": Codec(_encode_uniform8, _decode_uniform8, _size_uniform8),
+    "uniform8": Codec(UNIFORM8.encode, UNIFORM8.decode, UNIFORM8.size),
+    "uniform4": Codec(UNIFORM4.encode, UNIFORM4.decode, UNIFORM4.size),
 }

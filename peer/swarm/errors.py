@@ -73,13 +73,17 @@ class PeerMisbehaves(StreamFailed):
 class RoundFailed(SwarmError):
     """An all-reduce came to nothing."""
 
-    def __init__(self, blamed: tuple[PeerId, ...], reason: str, reported_by: PeerId | None = None) -> None:
+    def __init__(
+        self, blamed: tuple[PeerId, ...], reason: str, reported_by: PeerId | None = None, *, is_pace: bool = False
+    ) -> None:
         super().__init__(reason)
         self.blamed = blamed
         """peers without whom it might have succeeded; empty if nobody in particular"""
         self.reason = reason
         self.reported_by = reported_by
         """the member that told us; None: seen by ourselves"""
+        self.is_pace = is_pace
+        """nothing is broken, but those to blame are too slow"""
 
 
 class StateUnavailable(SwarmError):

@@ -19,6 +19,8 @@ from protocol.units import PeerId
 
 Saw = Callable[[PeerId, float, bool], None]
 """a peer, bytes per second, and whether its link can do at least that, instead of just that"""
+SawDrop = Callable[[PeerId, float], None]
+"""a peer, and the bytes per second that its link does now, so few that a round was not made to wait for it"""
 
 MIN_BYTES = 64 * 1024
 MIN_SECONDS = 0.005
@@ -116,6 +118,23 @@ class Traffic:
         }
         return _carried(to[self._me], to.values()) / self._sizes[self._me]
 
+    def part(self, peer: PeerId) -> int:
+        """The bytes that everybody sends to this reducer, and gets from it."""
+        return self._sizes.get(peer, 0)
+
+    def between_us(self, peer: PeerId) -> int:
+        """The bytes that the peer sends us: sums of our part, means of its own."""
+        return self._sizes.get(self._me, 0) + self._sizes.get(peer, 0)
+
+    def all_up(self, peer: PeerId) -> int:
+        """The bytes that the peer sends to all others, if it has samples."""
+        own = self._sizes.get(peer, 0)
+        return sum(own + self._sizes.get(other.peer, 0) for other in self._members if other.peer != peer)
+
+    def means_down(self, peer: PeerId) -> int:
+        """The bytes of means that the peer gets from all others while it gets ours: they come at the same pace."""
+        return _carried(self.part(self._me), (self.part(other.peer) for other in self._members if other.peer != peer))
+
     def down(self, peer: PeerId) -> float:
         """The bytes that the peer's link carries down while it gets from us all that it gets."""
         come_from = {
@@ -151,6 +170,6 @@ def report_departure(
 ) -> None:
     """Tell what it shows that a member has all means now."""
     seconds, is_slow = departures.note(arrival.came, now)
-    num_bytes = traffic.down(peer) if is_slow else traffic.means
+    num_bytes = traffic.down(peer) if is_slow else traffic.means_down(peer)
     if num_bytes >= MIN_BYTES and traffic.is_telling:
         saw(peer, min(num_bytes / seconds, MAX_RATE), not is_slow)

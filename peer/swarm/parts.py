@@ -54,12 +54,17 @@ def piece_length(size: int) -> int:
 
 
 def divide(size: int, members: Sequence[Contribution]) -> list[Part]:
-    """The parts of a vector of `size` elements, in the order of members; members without a share get none."""
+    """The parts of a vector of `size` elements, in the order of members; members without a share get none.
+
+    Whole blocks of the codec, so that encoding the whole vector again gives the numbers that came in parts.
+    """
     parts, start, in_piece = [], 0, piece_length(size)
-    for member, length in zip(members, apportion(size, [member.share for member in members]), strict=True):
-        if length:
-            parts.append(Part(member.peer, start, start + length, in_piece))
-        start += length
+    lengths = apportion(-(-size // BLOCK_ELEMENTS), [member.share for member in members])
+    for member, num_blocks in zip(members, lengths, strict=True):
+        stop = min(start + num_blocks * BLOCK_ELEMENTS, size)
+        if start < stop:
+            parts.append(Part(member.peer, start, stop, in_piece))
+        start = stop
     return parts
 
 

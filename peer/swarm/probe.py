@@ -38,7 +38,7 @@ PROOF_BYTES = 8
 OPEN_SECONDS = 5.0
 FIRST_SECONDS = 3.0  # for the first piece to come
 STAGE_SECONDS = FIRST_SECONDS + 2 * PROBE_SECONDS  # each way, in all
-AGAIN_SECONDS = 60.0  # between probes of the same peer
+AGAIN_SECONDS = 25.0  # between probes of the same peer
 AT_ONCE = 2  # peers that an observer measures
 PER_MINUTE = 20  # peers that an observer measures, so that many identities gain little
 GIVEN_UP_SECONDS = 10.0  # after which a probe that was not brought to its end does not keep others waiting
@@ -102,8 +102,9 @@ _Work = Callable[[Stream, _Meter | None], Coroutine[Any, Any, None]]
 class Prober:
     """Measures others (`serve`), and has itself measured (`probe`)."""
 
-    def __init__(self, node: Node, observed: Observed) -> None:
-        self._node, self._observed = node, observed
+    def __init__(self, node: Node, observed: Observed, is_free: Callable[[], bool] = lambda: True) -> None:
+        """`is_free`: whether this peer's own link is free to measure others, rather than busy with a long transfer."""
+        self._node, self._observed, self._is_free = node, observed, is_free
         self._sessions: dict[PeerId, _Session] = {}
 
     async def serve(self) -> None:
@@ -166,6 +167,8 @@ class Prober:
 
     def _begin(self, peer: PeerId) -> str:
         """Begin a session; or why not."""
+        if not self._is_free():
+            return "it is fetching the state itself"
         now = time.monotonic()
         for other, session in list(self._sessions.items()):
             if now - session.began >= AGAIN_SECONDS:

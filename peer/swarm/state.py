@@ -36,6 +36,7 @@ BUSY: Final = "it serves others already"
 
 OFFER_SECONDS: Final = 30.0  # a donor may have to copy and hash the state first
 MAX_OFFERS: Final = 8  # asked for at once
+STRAGGLER_SECONDS: Final = 1.0  # after the first offer, or as long again as that took
 MAX_DONORS: Final = 3  # drawn from at once
 CHUNKS_AHEAD: Final = 2  # asked of a donor before the first has come, so that its link never rests
 PAUSE_SECONDS: Final = 0.5  # between passes over the donors
@@ -118,14 +119,15 @@ async def fetch_state(
     on_progress: OnProgress,
     *,
     expected_size: int,
+    header: dict[str, Any] | None = None,
 ) -> FetchedState:
-    """Fetch a snapshot of `expected_size` bytes from those `donors` that offer the same one.
+    """Fetch a snapshot of `expected_size` bytes, and of this header if one is given, from those `donors` that offer it.
 
     What has come is kept in the file `spool`, also when this fails or is cancelled: the next attempt goes on from
     there. Donors that end or fall silent are replaced by others; one that gives what its own hashes contradict is
     not asked again. Raises `StateUnavailable` or `SpoolFailed`.
     """
-    return await _Fetch(node, donors, kind, epoch, expected_size, spool, on_progress).run()
+    return await _Fetch(node, donors, kind, epoch, expected_size, header, spool, on_progress).run()
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,11 +147,12 @@ class _Fetch:
         kind: str,
         epoch: Epoch | None,
         size: int,
+        header: dict[str, Any] | None,
         path: Path,
         on_progress: OnProgress,
     ) -> None:
         self._node, self._kind, self._epoch, self._size, self._path = node, kind, epoch, size, path
-        self._on_progress = on_progress
+        self._header, self._on_progress = header, on_progress
         self._donors = [peer for peer in dict.fromkeys(donors) if peer != node.peer_id]
         self._useless: set[PeerId] = set()
         """not to be asked again"""
@@ -161,7 +164,7 @@ class _Fetch:
             candidates = [peer for peer in self._donors if peer not in self._useless][:MAX_OFFERS]
             asking = [asyncio.create_task(self._ask(peer)) for peer in candidates]
             try:
-                offers = [offer for offer in await asyncio.gather(*asking) if offer is not None]
+                offers = await _in_time(asking)
                 chosen = _most_offered(offers)[:MAX_DONORS]
                 for offer in offers:
                     if offer not in chosen:
@@ -210,6 +213,8 @@ class _Fetch:
             case {"epoch": int(epoch), "header": dict(header), "root": str(root), "size": int(size)}:
                 if size != self._size:
                     raise PeerMisbehaves(stream.peer, f"offers {size} bytes instead of {self._size}")
+                if self._header is not None and header != self._header:
+                    raise PeerMisbehaves(stream.peer, "offers another one than it was asked for")
                 wanted = self._epoch is None or epoch == self._epoch
                 if wanted and root == root_of(epoch, header, size, hashes):
                     return _Offer(stream, epoch, header, hashes, root)
@@ -254,6 +259,22 @@ class _Fetch:
             self._note(error.peer, error)
         finally:
             todo.extendleft(asked)
+
+
+async def _in_time(asking: Sequence[asyncio.Task[_Offer | None]]) -> list[_Offer]:
+    """What was offered until some time after the first offer: nobody shall wait for a donor that hangs."""
+    loop = asyncio.get_running_loop()
+    began, pending = loop.time(), set(asking)
+    patience: float | None = None
+    offers: list[_Offer] = []
+    while pending:
+        done, pending = await asyncio.wait(pending, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            break
+        offers += [offer for task in done if (offer := task.result()) is not None]
+        if offers and patience is None:
+            patience = max(STRAGGLER_SECONDS, loop.time() - began)  # to copy and hash a state takes all about as long
+    return offers
 
 
 def _most_offered(offers: Sequence[_Offer]) -> list[_Offer]:

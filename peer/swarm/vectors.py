@@ -39,7 +39,7 @@ def decode_vector(data: memoryview, size: int, compression: Compression) -> Floa
     at = 0
     for piece in _pieces(size):
         num_bytes = codec.size(piece.stop - piece.start)
-        vector[piece] = codec.decode(data[at : at + num_bytes])
+        vector[piece] = codec.decode(data[at : at + num_bytes], piece.stop - piece.start)
         at += num_bytes
     return vector
 
@@ -56,7 +56,7 @@ async def send_vector(stream: Stream, vector: Floats, compression: Compression) 
     decoded = np.empty_like(vector)
     for number, piece in enumerate(_pieces(len(vector))):
         encoded = codec.encode(vector[piece])
-        decoded[piece] = codec.decode(encoded)
+        decoded[piece] = codec.decode(encoded, piece.stop - piece.start)
         await stream.send({"piece": number}, encoded, SILENCE_SECONDS)
     return decoded
 
@@ -76,7 +76,7 @@ async def receive_vector(stream: Stream, size: int, compression: Compression) ->
         first = first or last
         num_bytes += len(body) if number else 0
         try:
-            values = codec.decode(body)
+            values = codec.decode(body, piece.stop - piece.start)
         except MalformedPiece as error:
             raise PeerMisbehaves(stream.peer, f"sends a piece {error}") from None
         if not np.isfinite(values).all():

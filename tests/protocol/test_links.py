@@ -39,6 +39,14 @@ def test_the_lower_median_of_observers() -> None:
     assert link_of(A, *seen) == Link(20, 2, 3)
 
 
+def test_an_observer_with_a_slow_link_is_in_the_way() -> None:
+    slow = {B: (5, 5), C: (20, 20)}  # as A sees them
+    seen = [ballot(A, slow), ballot(B, {A: (5, 5)}), ballot(C, {A: (19, 19)})]
+    assert link_of(A, *seen) == Link(19, 19, 2)
+    assert link_of(A, *seen, ballot(D, {A: (90, 90)})) == Link(90, 90, 3)
+    assert link_of(A, ballot(A, slow), ballot(B, {A: (3, 3)}), seen[2]) == Link(3, 3, 2)  # it could have seen more
+
+
 def test_only_peers_with_a_ballot_have_a_link() -> None:
     assert set(links_of([ballot(A, {B: (1, 1)})])) == {A}
     assert links_of([]) == {}

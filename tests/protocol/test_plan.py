@@ -15,7 +15,7 @@ PEERS = sorted(SigningKey(bytes([n]) * 32).peer_id for n in range(8))
 A, B, C, D, E = PEERS[:5]
 STEP = (Member(A, 5, 7, 1), Member(C, 6, 8, 0), Member(E, 7, 9, 2))
 SLOW = (SlowMember(B, 1, 2, 4, (C, A)), SlowMember(D, 2, 3, 1, (E, C)))
-PLAN = Plan(2, (Group(STEP),), SLOW, "float16", 4265, RUN)
+PLAN = Plan(2, (Group(STEP),), SLOW, "float16", 4265, 1900, RUN)
 
 
 def test_where_everybody_is() -> None:
@@ -49,14 +49,15 @@ def test_genesis_keeps_to_the_codec_of_the_run() -> None:
 def test_the_digest_covers_everything() -> None:
     groups = PLAN.groups
     others = [
-        Plan(3, groups, SLOW, "float16", 4265, RUN),
-        Plan(2, groups, SLOW, "float16", 4266, RUN),
-        Plan(2, groups, SLOW, "float16", 4265, "cd" * 32),
-        Plan(2, groups, SLOW, "none", 4265, RUN),
-        Plan(2, groups, SLOW[:1], "float16", 4265, RUN),
-        Plan(2, (Group(STEP[1:]),), SLOW, "float16", 4265, RUN),
-        *(Plan(2, (Group((one, *STEP[1:])),), SLOW, "float16", 4265, RUN) for one in OTHER_MEMBERS),
-        *(Plan(2, groups, (one, SLOW[1]), "float16", 4265, RUN) for one in OTHER_SLOW_MEMBERS),
+        Plan(3, groups, SLOW, "float16", 4265, 1900, RUN),
+        Plan(2, groups, SLOW, "float16", 4266, 1900, RUN),
+        Plan(2, groups, SLOW, "float16", 4265, 1901, RUN),
+        Plan(2, groups, SLOW, "float16", 4265, 1900, "cd" * 32),
+        Plan(2, groups, SLOW, "none", 4265, 1900, RUN),
+        Plan(2, groups, SLOW[:1], "float16", 4265, 1900, RUN),
+        Plan(2, (Group(STEP[1:]),), SLOW, "float16", 4265, 1900, RUN),
+        *(Plan(2, (Group((one, *STEP[1:])),), SLOW, "float16", 4265, 1900, RUN) for one in OTHER_MEMBERS),
+        *(Plan(2, groups, (one, SLOW[1]), "float16", 4265, 1900, RUN) for one in OTHER_SLOW_MEMBERS),
     ]
     assert len({plan.digest for plan in [PLAN, *others]}) == 1 + len(others)
 
@@ -95,6 +96,7 @@ def slow(*members: Any) -> dict[str, Any]:
         ({**DATA, "groups": DATA["groups"] * 2}, "groups"),
         ({**DATA, "compression": "auto"}, "compression"),
         ({**DATA, "deadline_milliseconds": 0}, "deadline"),
+        ({**DATA, "pace_milliseconds": 0}, "pace"),
         ({key: value for key, value in DATA.items() if key != "slow"}, "slow"),
         (stepping(), "members"),
         (stepping(SECOND, FIRST, THIRD), "not sorted"),

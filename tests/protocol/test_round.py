@@ -39,7 +39,7 @@ from protocol.signing import SigningKey
 RUN, PLAN = "ab" * 32, "cd" * 32
 LINEAGE = Lineage.genesis(RUN)
 ME, ANN, BOB, CAT = PEERS = sorted(SigningKey(bytes([n]) * 32).peer_id for n in range(4))
-GRACE, AVERAGING, DEADLINE = 5.0, 20.0, 100.0
+GRACE, AVERAGING, PACE, DEADLINE = 5.0, 20.0, 8.0, 100.0
 BOTH = ((ME, 10), (ANN, 20), (BOB, 30))
 SAMPLES = {ANN: 20, BOB: 30, CAT: 40}
 
@@ -61,6 +61,7 @@ class Bench:
                 "lineage": LINEAGE,
                 "grace_seconds": GRACE,
                 "averaging_seconds": AVERAGING,
+                "pace_seconds": PACE,
                 "gathering_deadline": DEADLINE,
                 "started": 1000,
                 **options,
@@ -394,6 +395,39 @@ def test_at_the_second_failure_the_blamed_is_left_behind() -> None:
     fails_everywhere(bench, 1, {ME: [BOB], ANN: [BOB], BOB: [ANN]})
     assert bench.machine.suspects == {BOB: "averaging fails repeatedly by it"}
     assert bench.machine.message.attempt == 2
+
+
+def test_who_is_too_slow_is_left_behind_at_once() -> None:
+    bench = Bench().averages()
+    bench.happens(AverageFailed(0, (BOB,), is_pace=True))
+    bench.hears(ANN, "failed", members=BOTH, blames=[BOB])
+    assert bench.machine.suspects == {}  # first all have to say what they know
+    bench.hears(BOB, "failed", members=BOTH, blames=[BOB])
+    assert bench.machine.suspects == {BOB: "is too slow"}
+    bench.hears(ANN, attempt=1, suspects=[BOB])
+    assert bench.did(StartAverage)[-1] == StartAverage(1, ((ME, 10), (ANN, 20)))
+
+
+def test_who_is_itself_too_slow_steps_out() -> None:
+    bench = Bench().averages()
+    bench.happens(AverageFailed(0, (ME,), is_pace=True))
+    bench.hears(ANN, "failed", members=BOTH, blames=[ME])
+    bench.hears(BOB, "failed", members=BOTH, blames=[ME])
+    assert bench.machine.phase == "excluded"
+
+
+def test_a_vote_is_waited_for_as_long_as_a_round_may_take_and_the_grace() -> None:
+    bench = Bench().averages()
+    bench.happens(AverageFinished(0))
+    bench.hears(ANN, "averaged", members=BOTH)
+    began = bench.now
+    while not bench.did(Commit):
+        bench.hears(BOB, members=BOTH)  # it answers, but has no average yet
+        deadline = bench.machine.deadline()
+        assert deadline is not None
+        bench.happens(Tick(), after=deadline - bench.now)
+    assert bench.now == began + PACE + GRACE
+    assert bench.did(Commit)[0].members == BOTH  # its samples are in
 
 
 def test_failures_that_nobody_is_to_blame_for_end() -> None:

@@ -46,6 +46,7 @@ examples = settings(max_examples=int(os.environ.get("ROUND_EXAMPLES", "200")), d
 RUN = "ab" * 32
 GRACE = 4.0
 AVERAGING = 6.0  # limit of an average, enforced by the machine
+PACE = 2.0  # after which the votes of the others are due
 PATIENCE = 3.0  # after which an average itself gives up waiting
 CALL_TIMEOUT = GRACE / 2
 GATHERING_DEADLINE = 10.0
@@ -132,6 +133,7 @@ class Network:
             lineage=self.faults.lineages.get(index, Lineage.genesis(RUN)),
             grace_seconds=GRACE,
             averaging_seconds=AVERAGING,
+            pace_seconds=PACE,
             gathering_deadline=self.now + GATHERING_DEADLINE,
             started=round(1000 * self.now) + index,
         )

@@ -110,6 +110,7 @@ def test_sizes_on_the_wire() -> None:
     assert encoded_size(1000, "none") == 4000
     assert encoded_size(1000, "float16") == 2000
     assert encoded_size(1000, "uniform8") == 1016
+    assert encoded_size(1000, "uniform4") == 540
 
 
 @pytest.mark.parametrize("rates", [[], [5, 0]])

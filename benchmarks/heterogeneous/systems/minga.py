@@ -17,7 +17,7 @@ from protocol.manifest import AveragingSection
 START_SECONDS = 120.0
 MAX_NOTICES = 20
 SETTLING_TERMS = 2
-"""that pass after everybody is in the plan, before anything is measured"""
+"""that pass after everybody's samples were in a commit, before anything is measured"""
 STATE_BYTES = 12 * NUM_PARAMETERS
 """that a newcomer fetches: weights and two moments"""
 HOST = 0
@@ -85,14 +85,16 @@ def _commits(said: Sequence[Said], numbers: Mapping[str, int]) -> list[Commit]:
             for guest, count in s.event["guests"].items():  # only the sponsor knows them apart
                 counted[me] -= count
                 counted[guest] = counted.get(guest, 0) + count
-    return [
-        Commit(
-            epoch,
-            sorted(moments[epoch])[(len(moments[epoch]) - 1) // 2],
-            {numbers[peer]: float(count) for peer, count in samples[epoch].items() if peer in numbers},
+    plans = [s for s in said if s.name == "PlanAdopted" and s.peer == HOST]
+    commits = []
+    for epoch in sorted(moments):
+        at = sorted(moments[epoch])[(len(moments[epoch]) - 1) // 2]
+        counted = {numbers[peer]: float(count) for peer, count in samples[epoch].items() if peer in numbers}
+        shares = next((plan.event["shares"] for plan in reversed(plans) if plan.at < at), [])
+        commits.append(
+            Commit(epoch, at, counted, {numbers[s["peer"]]: s["reduces"] for s in shares if s["peer"] in numbers})
         )
-        for epoch in sorted(moments)
-    ]
+    return commits
 
 
 def _as_agreed(event: Mapping[str, Any], me: str) -> dict[str, int]:
@@ -142,17 +144,13 @@ def _spells(said: Sequence[Said], numbers: Mapping[str, int], commits: Sequence[
 
 
 def _joined_at(said: Sequence[Said], numbers: Mapping[str, int], peers: int) -> float | None:
-    """When the last peer was first seen in a plan or with samples in a commit."""
+    """When the last peer was first seen with samples in a commit."""
     seen: set[int] = set()
     for s in said:
-        named: set[str] = set()
-        if s.name == "PlanAdopted":
-            named = {share["peer"] for share in s.event["shares"]}
-        elif s.name == "EpochCommitted":
-            named = set(s.event["samples"])
-        seen |= {numbers[peer] for peer in named if peer in numbers}
-        if len(seen) == peers:
-            return s.at
+        if s.name == "EpochCommitted":
+            seen |= {numbers[peer] for peer in s.event["samples"] if peer in numbers}
+            if len(seen) == peers:
+                return s.at
     return None
 
 

@@ -14,7 +14,7 @@ from benchmarks.heterogeneous import rows
 from benchmarks.heterogeneous.chart import LEFT, RIGHT, WIDTH, chart
 from benchmarks.heterogeneous.measure import Commit, failed
 from benchmarks.heterogeneous.report import story, summary, table, write_json
-from benchmarks.heterogeneous.scenarios import epochs_until_absent, epochs_until_back, epochs_until_fair, longest
+from benchmarks.heterogeneous.scenarios import epochs_until_back, epochs_until_fair, epochs_until_relieved, longest
 from benchmarks.heterogeneous.setting import Setting
 
 
@@ -125,11 +125,14 @@ def test_the_story_of_a_scenario_shows_epochs_and_what_changed() -> None:
 
 
 def test_when_a_peer_leaves_the_step_and_comes_back() -> None:
-    with_it, without = Commit(0, 0.0, {0: 40.0, 1: 20.0}), Commit(0, 0.0, {0: 40.0})
-    assert epochs_until_absent([with_it, with_it, without], 1) == 2
-    assert epochs_until_absent([with_it], 1) is None
+    with_it, without = Commit(0, 0.0, {0: 40.0, 1: 20.0}, {1: 0.4}), Commit(0, 0.0, {0: 40.0}, {1: 0.4})
+    shareless = Commit(0, 0.0, {0: 40.0, 1: 20.0}, {0: 1.0, 1: 0.0})
+    assert epochs_until_relieved([with_it, with_it, without], 1) == 2
+    assert epochs_until_relieved([with_it, shareless], 1) == 1
+    assert epochs_until_relieved([with_it], 1) is None
     assert epochs_until_back([without, with_it, without, with_it, with_it, with_it], 1) == 3
     assert epochs_until_back([with_it, without], 1) is None
+    assert epochs_until_back([shareless, shareless, shareless, with_it, with_it, with_it], 1) == 3
 
 
 def test_when_samples_follow_a_speed() -> None:

@@ -51,6 +51,15 @@ def test_a_link_that_changes_shows_within_three_sightings(before: float, after: 
 
 
 @given(st.lists(rates, max_size=8), rates)
+def test_a_drop_counts_at_once_and_what_follows_counts_too(before: list[float], dropped: float) -> None:
+    book = LinkBook()
+    see(book, before)
+    book.saw_drop("a", dropped, 10)
+    assert dropped / 1.101 <= up(book, 10) <= dropped
+    assert see(book, [50 * MBIT] * 3, begin=11) == pytest.approx(50 * MBIT, rel=0.15)
+
+
+@given(st.lists(rates, max_size=8), rates)
 def test_a_single_outlier_among_equals_changes_nothing(rates_before: list[float], outlier: float) -> None:
     book = LinkBook()
     steady = see(book, [*rates_before, *[5 * MBIT] * 5])

@@ -76,12 +76,12 @@ def test_all_get_the_exact_weighted_mean_with_the_same_bits(
         for number, values in enumerate(sums):
             if not samples[number]:
                 values[:] = 1e30  # must not matter
-        for number, compression in enumerate[Compression](("none", "float16", "uniform8", "none")):
+        for number, compression in enumerate[Compression](("none", "float16", "uniform8", "uniform4", "none")):
             reports = await asyncio.gather(
                 *(r.run(f"{key}/{number}", members, s, compression) for r, s in zip(reducers, sums, strict=True))
             )
             mean, exact = assert_equal_bits(list(reports)), exact_mean(sums, samples)
-            tolerance = {"none": 1e-6, "float16": 2.0**-10, "uniform8": 2.0**-6}[compression]
+            tolerance = {"none": 1e-6, "float16": 2.0**-10, "uniform8": 2.0**-6, "uniform4": 0.25}[compression]
             assert np.abs(mean - exact).max() <= tolerance * np.abs(exact).max()
 
     company.runner.run(scenario())
@@ -92,7 +92,12 @@ def test_compression_saves_traffic_and_reports_count_it(company: Any, averagers:
         nodes, reducers = company.nodes[:2], averagers[:2]
         members = [Contribution(node.peer_id, 4, 1) for node in nodes]
         sums = random_sums(2, 8 * PIECE_ELEMENTS)
-        for compression, width in (("none", 4), ("float16", 2), ("uniform8", 1 + 2 / 256)):
+        for compression, width in (
+            ("none", 4),
+            ("float16", 2),
+            ("uniform8", 1 + 2 / 256),
+            ("uniform4", 1 / 2 + 2 / 64),
+        ):
             reports = await asyncio.gather(
                 *(r.run(f"{key}/{compression}", members, s, compression) for r, s in zip(reducers, sums, strict=True))
             )
@@ -107,7 +112,7 @@ def test_compression_saves_traffic_and_reports_count_it(company: Any, averagers:
 CHANGING_SHARES = [(0, 5, 1), (1, 1, 1), (3, 0, 2), (1, 7, 0)]
 
 
-@pytest.mark.parametrize("compression", ["float16", "uniform8"])
+@pytest.mark.parametrize("compression", ["float16", "uniform8", "uniform4"])
 def test_what_encoding_loses_is_in_the_residuals(
     company: Any, averagers: list[AllReduce], key: str, compression: Compression
 ) -> None:
@@ -145,7 +150,10 @@ def test_what_encoding_loses_is_in_the_residuals(
     company.runner.run(scenario())
 
 
-def test_rounding_does_not_accumulate(company: Any, averagers: list[AllReduce], key: str) -> None:
+@pytest.mark.parametrize("compression", ["uniform8", "uniform4"])
+def test_rounding_does_not_accumulate(
+    company: Any, averagers: list[AllReduce], key: str, compression: Compression
+) -> None:
     """The same sums again and again would err the same way each time."""
 
     async def scenario() -> None:
@@ -165,7 +173,7 @@ def test_rounding_does_not_accumulate(company: Any, averagers: list[AllReduce], 
                 ]
                 reports = await asyncio.gather(
                     *(
-                        r.run(f"{key}/{with_residual}/{number}", members, s, "uniform8", owed)
+                        r.run(f"{key}/{with_residual}/{number}", members, s, compression, owed)
                         for r, s, owed in zip(reducers, sums, residuals, strict=True)
                     )
                 )

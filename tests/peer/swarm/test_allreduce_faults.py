@@ -15,7 +15,7 @@ from peer.swarm.allreduce import AllReduce, AllReduceReport, Contribution
 from peer.swarm.blame import failure_in
 from peer.swarm.butterfly import BYTES_AHEAD
 from peer.swarm.codec import PIECE_ELEMENTS
-from peer.swarm.errors import PeerGone, RoundFailed
+from peer.swarm.errors import PeerGone, RoundFailed, StreamFailed
 from peer.swarm.node import Node
 from peer.swarm.parts import divide, piece_length, terms
 from peer.swarm.stream import READ_STEP, Stream
@@ -44,9 +44,12 @@ class Trio:
             Contribution(self.c.peer_id, samples_of_c, share_of_c),
         ]
 
-    def begin(self, node: Node, members: list[Contribution], size: int, key: str = "") -> asyncio.Task[AllReduceReport]:
+    def begin(
+        self, node: Node, members: list[Contribution], size: int, key: str = "", pace: float | None = None
+    ) -> asyncio.Task[AllReduceReport]:
         sums = np.full(size, float(self.number(node)), dtype=np.float32)
-        task = asyncio.create_task(self.reducers[node.peer_id].run(self.key + key, members, sums, "none"))
+        running = self.reducers[node.peer_id].run(self.key + key, members, sums, "none", pace_seconds=pace)
+        task = asyncio.create_task(running)
         self.tasks.append(task)
         return task
 
@@ -204,6 +207,57 @@ def test_a_member_that_falls_silent(company: Any, shared: Trio, tools: Any) -> N
                 assert f"has sent nothing for {PATIENCE} s" in failure.reason
             for stream in streams:
                 stream.close()
+
+    company.runner.run(scenario())
+
+
+@pytest.mark.parametrize("is_reducer", [False, True])
+def test_a_round_is_not_held_up_by_the_link_of_one_member(
+    company: Any, shared: Trio, tools: Any, is_reducer: bool
+) -> None:
+    """It is steady, so patience does not end; but at its pace it would take longer than a round may."""
+    pace, dropped = 0.4, {}
+
+    async def scenario() -> None:
+        async with checked(shared, tools) as t:
+            for node in (t.a, t.b):
+                t.reducers[node.peer_id]._saw_drop = lambda peer, rate: dropped.setdefault(peer, rate)
+            members, size = t.members(share_of_c=int(is_reducer)), 40 * SHORT
+            begin = time.monotonic()
+            tasks = [t.begin(node, members, size, pace=pace) for node in (t.a, t.b)]
+            streams = [await t.open_as_member(reducer, members, size) for reducer in (t.a, t.b)]
+            sending = asyncio.create_task(_send_steadily(streams, pause=0.1))
+            failures = await t.fails_for(tasks, t.c)
+            assert pace < time.monotonic() - begin < 3 * pace
+            assert all(failure.is_pace for failure in failures)
+            assert set(dropped) == {t.c.peer_id}
+            rate = 2 * PIECE_BYTES / 0.1  # it sends to two
+            assert rate / 2 < dropped[t.c.peer_id] < 2 * rate
+            sending.cancel()
+            for stream in streams:
+                stream.close()
+
+    company.runner.run(scenario())
+
+
+async def _send_steadily(streams: list[Stream], pause: float) -> None:
+    with contextlib.suppress(StreamFailed):
+        for number in range(1000):
+            for stream in streams:
+                await stream.send({"piece": number}, bytes(PIECE_BYTES))
+            await asyncio.sleep(pause)
+
+
+def test_where_all_are_slow_nobody_is_left_behind(company: Any, shared: Trio, tools: Any) -> None:
+    async def scenario() -> None:
+        async with checked(shared, tools) as t:
+            members, size = t.members(share_of_c=0), 40 * SHORT
+            task = t.begin(t.a, members, size, pace=0.2)  # b, which has samples too, does not begin
+            stream = await t.open_as_member(t.a, members, size)
+            await asyncio.sleep(0.4)  # both have sent nothing so far
+            assert not task.done()
+            stream.close()
+            await t.fails_for([task], t.c)
 
     company.runner.run(scenario())
 

@@ -7,14 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.swarm.codec import BLOCK_ELEMENTS, PIECE_ELEMENTS
+from peer.swarm.codec import BLOCK_ELEMENTS, CODECS, PIECE_ELEMENTS, UNIFORM4, UNIFORM8, Compression
 from peer.swarm.parts import Contribution, PieceMean, divide, piece_length, terms
+from peer.swarm.vectors import decode_vector, encode_vector
 
 shares = st.lists(st.integers(0, 1000), min_size=1, max_size=12).filter(any)
 
 
 @given(st.integers(1, 10**7), shares)
-def test_parts_cover_the_vector_once_in_proportion_to_the_shares(size: int, weights: list[int]) -> None:
+def test_parts_are_whole_blocks_that_cover_the_vector_in_proportion_to_the_shares(
+    size: int, weights: list[int]
+) -> None:
     members = [Contribution(f"peer {number}", 1, share) for number, share in enumerate(weights)]
     parts = divide(size, members)
     position = 0
@@ -22,7 +25,9 @@ def test_parts_cover_the_vector_once_in_proportion_to_the_shares(size: int, weig
         assert part.start == position < part.stop
         position = part.stop
         share = weights[int(part.reducer.split()[1])]
-        assert abs(part.stop - part.start - Fraction(size * share, sum(weights))) < 1
+        assert part.start % BLOCK_ELEMENTS == 0
+        exact = Fraction(size * share, sum(weights))
+        assert abs(part.stop - part.start - exact) < 2 * BLOCK_ELEMENTS
         assert [piece.start for piece in part.pieces] == list(range(part.start, part.stop, piece_length(size)))
         assert part.pieces[-1].stop == part.stop
     assert position == size
@@ -35,6 +40,24 @@ def test_pieces_are_whole_blocks_and_of_a_size_that_suits_the_vector(size: int) 
     assert length % BLOCK_ELEMENTS == 0
     assert length <= PIECE_ELEMENTS
     assert length == PIECE_ELEMENTS or size / length <= 128
+
+
+def test_blocks_are_whole_ones_of_all_codecs() -> None:
+    assert BLOCK_ELEMENTS % UNIFORM8.block == 0 and BLOCK_ELEMENTS % UNIFORM4.block == 0
+
+
+@pytest.mark.parametrize("compression", ["uniform8", "uniform4"])
+@pytest.mark.parametrize("weights", [[1, 1], [5, 3, 2], [1, 0, 7, 3]])
+def test_a_vector_that_came_in_parts_is_the_same_when_encoded_as_a_whole(
+    compression: Compression, weights: list[int]
+) -> None:
+    codec = CODECS[compression]
+    vector = np.random.default_rng(0).standard_t(3, 100_003).astype(np.float32)
+    for part in divide(len(vector), [Contribution(str(n), 1, share) for n, share in enumerate(weights)]):
+        for piece in part.pieces:
+            vector[piece] = codec.decode(codec.encode(vector[piece]), piece.stop - piece.start)
+    data = memoryview(encode_vector(vector, compression))
+    assert decode_vector(data, len(vector), compression).tobytes() == vector.tobytes()
 
 
 def test_whoever_has_no_share_has_no_part() -> None:

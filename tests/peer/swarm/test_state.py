@@ -17,7 +17,7 @@ import pytest
 from peer.swarm.errors import PeerGone, SpoolFailed, StateUnavailable
 from peer.swarm.node import Node
 from peer.swarm.snapshot import CHUNK_SIZE, Snapshot, root_of
-from peer.swarm.state import MAX_TRANSFERS, FetchedState, StateServer, fetch_state
+from peer.swarm.state import MAX_TRANSFERS, OFFER_SECONDS, FetchedState, StateServer, fetch_state
 from peer.swarm.stream import Stream
 from protocol.units import Epoch
 
@@ -40,10 +40,14 @@ class Donors:
     def __init__(self) -> None:
         self.serves: dict[str, Snapshot | None] = {}
         self.asked: list[tuple[str, str, Epoch | None]] = []
+        self.held: dict[str, asyncio.Event] = {}
+        """who makes no offer before that"""
 
     def of(self, node: Node) -> Any:
         async def provide(kind: str, epoch: Epoch | None) -> Snapshot | None:
             self.asked.append((node.peer_id, kind, epoch))
+            if node.peer_id in self.held:
+                await self.held[node.peer_id].wait()
             return self.serves.get(node.peer_id)
 
         return provide
@@ -62,6 +66,7 @@ def donors(all_donors: Donors) -> Iterator[Donors]:
     yield all_donors
     all_donors.serves.clear()
     all_donors.asked.clear()
+    all_donors.held.clear()
 
 
 class Fetcher:
@@ -74,7 +79,12 @@ class Fetcher:
         self.progress: list[tuple[int, int]] = []
 
     async def fetch(
-        self, *donors: Node, epoch: Epoch | None = None, size: int = SIZE, kind: str = "state"
+        self,
+        *donors: Node,
+        epoch: Epoch | None = None,
+        size: int = SIZE,
+        kind: str = "state",
+        header: dict[str, Any] | None = None,
     ) -> FetchedState:
         ids = [donor.peer_id for donor in donors or self.others]
         return await fetch_state(
@@ -85,6 +95,7 @@ class Fetcher:
             self.spool,
             lambda done, total: self.progress.append((done, total)),
             expected_size=size,
+            header=header,
         )
 
     def run(self, *donors: Node, **options: Any) -> FetchedState:
@@ -277,6 +288,31 @@ def test_an_offer_that_contradicts_itself_is_refused(fetcher: Fetcher, donors: D
     donors.serves = {fetcher.others[0].peer_id: claims}
     with pytest.raises(StateUnavailable, match="contradicts itself"):
         fetcher.run(fetcher.others[0])
+
+
+def test_an_offer_of_another_header_than_the_given_one_is_refused(fetcher: Fetcher, donors: Donors) -> None:
+    one, other = fetcher.others[:2]
+    donors.serves = {one.peer_id: snapshot_of(1, of="this"), other.peer_id: snapshot_of(2, of="that")}
+    for wanted, seed in (("this", 1), ("that", 2)):
+        found = fetcher.run(one, other, header={"lineage": "x", "of": wanted})
+        assert found.payload.tobytes() == payload_of(seed)
+    with pytest.raises(StateUnavailable, match="another one than it was asked for"):
+        fetcher.run(one, other, header={"lineage": "x"})
+
+
+def test_nobody_waits_long_for_a_donor_that_hangs(fetcher: Fetcher, donors: Donors) -> None:
+    good, hanging = fetcher.others[:2]
+    donors.serves = {node.peer_id: snapshot_of(1) for node in (good, hanging)}
+
+    async def scenario() -> FetchedState:
+        released = donors.held[hanging.peer_id] = asyncio.Event()
+        try:
+            async with asyncio.timeout(OFFER_SECONDS / 3):
+                return await fetcher.fetch(hanging, good)
+        finally:
+            released.set()
+
+    assert fetcher.company.runner.run(scenario()).payload.tobytes() == payload_of(1)
 
 
 def test_a_donor_serves_only_so_many_at_once(fetcher: Fetcher, donors: Donors, tools: Any) -> None:

@@ -12,9 +12,10 @@ from peer.swarm.codec import CODECS, PIECE_ELEMENTS, Compression, MalformedPiece
 from peer.swarm.errors import PeerMisbehaves
 from peer.swarm.stream import Stream
 from peer.swarm.vectors import decode_vector, encode_vector, encoded_size, receive_vector, send_vector
+from protocol import shares
 
-ALL: tuple[Compression, ...] = ("none", "float16", "uniform8")
-TOLERANCE = {"none": 0.0, "float16": 2.0**-11, "uniform8": 1 / 250}
+ALL: tuple[Compression, ...] = ("none", "float16", "uniform8", "uniform4")
+TOLERANCE = {"none": 0.0, "float16": 2.0**-11, "uniform8": 1 / 250, "uniform4": 1 / 13}
 SIZES = [1, 300, PIECE_ELEMENTS, 3 * PIECE_ELEMENTS + 7]
 
 
@@ -37,9 +38,12 @@ def test_a_vector_as_bytes(compression: Compression, size: int) -> None:
 
 @given(st.integers(1, 10**8), st.sampled_from(ALL))
 def test_sizes_are_those_of_the_codec_and_little_more(size: int, compression: Compression) -> None:
-    width = {"none": 4, "float16": 2, "uniform8": 1 + 2 / 256}[compression]
+    width = {"none": 4, "float16": 2, "uniform8": 1 + 2 / 256, "uniform4": 1 / 2 + 2 / 64}[compression]
     found = encoded_size(size, compression)
     assert width * size <= found <= width * size + 4 * (size / (8 * 1024) + 1)
+    planned = shares.encoded_size(size, compression)
+    assert planned <= 1.02 * width * size + 5
+    assert size < 8 * 1024 or 0.999 * found <= planned
 
 
 class Pair:

@@ -1,0 +1,122 @@
+"""The command `python -m benchmarks.convergence`; see the package's docstring and `--help`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from benchmarks.convergence.setting import InvalidSetting, Setting
+from benchmarks.heterogeneous.network import NetworkImpossible, require_network
+from benchmarks.heterogeneous.processes import PeerEnded
+
+ALL_KEPT, NOT_ALL_KEPT, CANNOT_START, INTERRUPTED = 0, 1, 2, 130
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+QUICK = Setting(updates=120, seeds=1)
+QUICK_REMARK = "--quick shows whether everything works; differences of so short a run say little"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code: 0 all bars kept, 1 not all, 2 could not start with what was given, 130 interrupted."""
+    options = _parser().parse_args(arguments)
+    for number in INTERRUPTS:
+        signal.signal(number, _interrupt)
+    try:
+        setting = _setting(options)
+        _require_writable(options.json, options.chart)
+        if options.peers:
+            require_network()
+        return _run(options, setting)
+    except (InvalidSetting, NetworkImpossible) as error:
+        _tell(f"benchmarks.convergence: {error}")
+        return CANNOT_START
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(options: argparse.Namespace, setting: Setting) -> int:
+    # Here, so that --help and bad input answer at once.
+    from benchmarks.convergence import peers, report
+    from benchmarks.convergence.chart import chart
+    from benchmarks.convergence.jobs import Job, JobFailed, run_jobs
+    from benchmarks.convergence.variants import VARIANTS
+
+    variants = peers.VARIANTS if options.peers else VARIANTS
+    try:
+        jobs = [Job(variant.name, seed) for seed in range(setting.seeds) for variant in variants]
+        replayed = run_jobs(setting, jobs, _tell)
+        runs = peers.run_peers(setting, variants, _tell, options.logs) if options.peers else replayed
+    except (JobFailed, PeerEnded) as error:
+        _tell(f"benchmarks.convergence: {error}")
+        return NOT_ALL_KEPT
+    found = report.rows(variants, runs)
+    if options.peers:
+        of_replay = peers.ratios(found, report.rows(variants, replayed))
+        more: dict[str, object] = {"of_replay": of_replay}
+        words, shown = "real peers on emulated links", report.table(found, of_replay)
+    else:
+        more, shown = {}, report.table(found)
+        words = f"replay, {setting.stale:.0%} of samples one epoch old where overlapped"
+    if options.json:
+        report.write_json(options.json, setting, found, runs, **more)
+    if options.chart:
+        options.chart.write_text(chart(setting, found, runs))
+    print(report.headline(setting, words), "", shown, sep="\n")
+    if options.peers:
+        print("", *peers.story(runs), sep="\n")
+    if options.quick:
+        print("", QUICK_REMARK, sep="\n")
+    return ALL_KEPT if report.all_kept(found) else NOT_ALL_KEPT
+
+
+def _setting(options: argparse.Namespace) -> Setting:
+    setting = QUICK if options.quick else Setting(seeds=1) if options.peers else Setting()
+    given = {
+        name: getattr(options, name) for name in ("updates", "seeds", "stale") if getattr(options, name) is not None
+    }
+    return replace(setting, **given)
+
+
+def _parser() -> argparse.ArgumentParser:
+    usual = Setting()
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.convergence",
+        description="Held-out loss at equal samples: overlap, few bits and a slow lane beside exact training.",
+    )
+    add = parser.add_argument
+    add("--seeds", type=int, metavar="N", help=f"of weights and data (default: {usual.seeds}; with --peers: 1)")
+    add("--updates", type=int, metavar="N", help=f"of the weights, in each run (default: {usual.updates})")
+    add("--stale", type=float, metavar="PART", help=f"of the samples, where overlapped (default: {usual.stale:g}: all)")
+    add("--quick", action="store_true", help=f"{QUICK.seeds} seed and {QUICK.updates} updates: at most 4 minutes")
+    add("--peers", action="store_true", help="real peers on emulated links beside the replay; needs root on Linux")
+    add("--json", type=Path, metavar="FILE", help="write the facts there")
+    add("--chart", type=Path, metavar="FILE.svg", help="draw the loss curves there")
+    add("--logs", type=Path, metavar="FOLDER", help="with --peers: keep there what every process said")
+    return parser
+
+
+def _require_writable(*paths: Path | None) -> None:
+    """Better now than after twenty minutes."""
+    for path in paths:
+        if path is not None and not os.access(path.absolute().parent, os.W_OK):
+            raise InvalidSetting(f"{path} cannot be written: there is no such folder, or it is not ours; name another")
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _interrupt(cause: int, _frame: FrameType | None) -> None:
+    for number in INTERRUPTS:  # a second one would leave processes behind
+        signal.signal(number, signal.SIG_IGN)
+    _tell(f"ended by {signal.Signals(cause).name}")
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())
