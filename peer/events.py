@@ -147,6 +147,8 @@ class EpochCommitted(Event):
     heldout_epoch: Epoch | None
     learning_rate: float
     attempt: int
+    reason: str
+    """why the round ended so: also without whom"""
     bytes_sent: int
     bytes_received: int
     overruns: int

@@ -21,8 +21,9 @@ from protocol.records import Ballot
 from protocol.units import PeerId
 
 FAR = 3, 2
-OBSTRUCTED = 5, 4
-"""a rate shows the observer's own link if it is not a fifth below that, and another has seen half as much again"""
+"""what is less than a rate by more is clearly less"""
+BEYOND = 5, 4
+"""how far a rate may be above what the observer's own link can do: measurements err"""
 DEFAULT_LINK = 12_500_000
 """bytes per second (100 Mbit/s), of a link of which nothing is known yet: a guess that the first epochs correct"""
 
@@ -66,8 +67,8 @@ def links_of(ballots: Iterable[Ballot]) -> dict[PeerId, Link]:
     links = {}
     for peer in cast:
         said_up, said_down = own.get(peer, (0, 0))
-        up = _lower_median(_unobstructed(ups[peer], down_limits)) or said_up or DEFAULT_LINK
-        down = _lower_median(_unobstructed(downs[peer], up_limits)) or said_down or DEFAULT_LINK
+        up = _lower_median(_telling(ups[peer], down_limits)) or said_up or DEFAULT_LINK
+        down = _lower_median(_telling(downs[peer], up_limits)) or said_down or DEFAULT_LINK
         links[peer] = Link(up, down, observers[peer])
     return links
 
@@ -76,13 +77,22 @@ _Sight = tuple[int, PeerId]
 """a rate, and who has seen it"""
 
 
-def _unobstructed(sights: list[_Sight], limits: Mapping[PeerId, int]) -> list[int]:
-    """The rates without those that show rather how slow the observer's own link is, as another has seen far more."""
-    most = max(sights, default=(0, ""))[0]
+def _telling(sights: list[_Sight], limits: Mapping[PeerId, int]) -> list[int]:
+    """The rates of those observers whose own links could have carried about the most that was seen.
+
+    Nobody is believed to have seen clearly more than its own link can do. Who has seen about as much as anybody counts
+    in any case.
+    """
+    bounded = [
+        (min(rate, limits[observer] * BEYOND[0] // BEYOND[1]), observer)
+        for rate, observer in sights
+        if observer in limits
+    ] + [(rate, observer) for rate, observer in sights if observer not in limits]
+    most = max(bounded, default=(0, ""))[0]
     return [
         rate
-        for rate, observer in sights
-        if rate * FAR[0] >= most * FAR[1] or rate * OBSTRUCTED[0] < limits.get(observer, most) * OBSTRUCTED[1]
+        for rate, observer in bounded
+        if min(limits.get(observer, most), most) * FAR[0] >= most * FAR[1] or rate * FAR[0] >= most * FAR[1]
     ]
 
 

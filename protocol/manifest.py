@@ -101,7 +101,8 @@ class AveragingSection(Section):
     compression: Literal["auto"] | Compression = "auto"
     """of gradients on the wire, in the step lane; auto: the vote of each term chooses it (`protocol/lanes.py`)"""
     overlap: int = Field(default=1, ge=0, le=1)
-    """1: averaging runs behind the gathering of the next epoch, part of which works with weights one epoch old;
+    """1: from epoch `schedule.warmup_epochs` on, averaging runs behind the gathering of the next epoch, part of which
+    works with weights that each peer predicts from its own gradient; before, updates are too large for that.
     0: exact large-batch training, everybody waits for the average"""
     term_epochs: int = Field(default=2, ge=2, le=1000)
     """epochs during which one plan of groups and quotas holds"""

@@ -117,6 +117,13 @@ class RoundState:
         """Members without which we go on, and why."""
         return dict(self._suspects)
 
+    @property
+    def others_ready_at(self) -> float | None:
+        """When the last other participant was first heard to have gathered its samples; None if one was not."""
+        times = [self._views[peer].ready_at for peer in self._participants() if peer != self.me]
+        last = max(times, default=math.inf)
+        return None if last == math.inf else last
+
     def story(self) -> list[tuple[float, str]]:
         """What happened, with times on the clock of `now`; the last `STORY_LENGTH` lines."""
         return list(self._story)

@@ -4,12 +4,13 @@
     python -m benchmarks.convergence --peers     (Linux, root)
 
 Without `--peers` this is a *replay*: one process a (variant, seed), without network and clock, that uses minga's own
-model, text, sample order, optimizer, codecs and error feedback, and the worst staleness that minga allows:
+model, text, sample order, optimizer, codecs and error feedback:
 
-* *Overlapped*: all samples of an epoch are worked with weights one epoch old, as if each average arrived only when
-  the next epoch's samples were gathered. Averages of real peers arrive earlier: `--stale 0.3` replays that.
-* *Slow lane*: what a guest hands in, and the weights that it fetches, are under way for a whole cycle. So its
-  gradients are of weights that are up to three cycles old when they enter a round.
+* *Overlapped*: half of an epoch's samples are worked before its weights are there, with weights that each peer predicts
+  by its own gradient. Averages of real peers arrive earlier, after a quarter or two fifths; `--stale 1` is the worst.
+* *Slow lane*: what a guest hands in, and the weights that it fetches, are under way for a whole cycle: the worst that
+  minga allows. So its gradients are of weights that are up to three cycles old when they enter a round, and weigh
+  as much less.
 
 With `--peers` the same runs are made by real peers, as users run them, on emulated links; their values at the end
 stand beside those of the replay.

@@ -44,11 +44,12 @@ def _run(options: argparse.Namespace, setting: Setting) -> int:
     from benchmarks.convergence import peers, report
     from benchmarks.convergence.chart import chart
     from benchmarks.convergence.jobs import Job, JobFailed, run_jobs
-    from benchmarks.convergence.variants import VARIANTS
+    from benchmarks.convergence.variants import VARIANTS, seeds_of
 
     variants = peers.VARIANTS if options.peers else VARIANTS
     try:
-        jobs = [Job(variant.name, seed) for seed in range(setting.seeds) for variant in variants]
+        jobs = [Job(v.name, seed) for v in variants for seed in seeds_of(v, setting.seeds)]
+        jobs.sort(key=lambda job: job.seed)
         replayed = run_jobs(setting, jobs, _tell)
         runs = peers.run_peers(setting, variants, _tell, options.logs) if options.peers else replayed
     except (JobFailed, PeerEnded) as error:
@@ -61,12 +62,12 @@ def _run(options: argparse.Namespace, setting: Setting) -> int:
         words, shown = "real peers on emulated links", report.table(found, of_replay)
     else:
         more, shown = {}, report.table(found)
-        words = f"replay, {setting.stale:.0%} of samples one epoch old where overlapped"
+        words = f"replay, {setting.stale:.0%} of the samples ahead of their weights where overlapped"
     if options.json:
         report.write_json(options.json, setting, found, runs, **more)
     if options.chart:
         options.chart.write_text(chart(setting, found, runs))
-    print(report.headline(setting, words), "", shown, sep="\n")
+    print(report.headline(setting, found, words), "", shown, sep="\n")
     if options.peers:
         print("", *peers.story(runs), sep="\n")
     if options.quick:
@@ -91,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--seeds", type=int, metavar="N", help=f"of weights and data (default: {usual.seeds}; with --peers: 1)")
     add("--updates", type=int, metavar="N", help=f"of the weights, in each run (default: {usual.updates})")
-    add("--stale", type=float, metavar="PART", help=f"of the samples, where overlapped (default: {usual.stale:g}: all)")
+    add("--stale", type=float, metavar="PART", help=f"of the samples, where overlapped (default: {usual.stale:g})")
     add("--quick", action="store_true", help=f"{QUICK.seeds} seed and {QUICK.updates} updates: at most 4 minutes")
     add("--peers", action="store_true", help="real peers on emulated links beside the replay; needs root on Linux")
     add("--json", type=Path, metavar="FILE", help="write the facts there")

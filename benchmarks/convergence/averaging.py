@@ -56,7 +56,3 @@ class Averaging:
         mean[piece] = self._codec.decode(self._codec.encode(exact), len(exact))
         if self._is_lossy:
             reducer[piece] = (exact - mean[piece]) * np.float32(total)
-
-    def _sent(self, values: Floats) -> Floats:
-        """As who receives them decodes them."""
-        return self._codec.decode(self._codec.encode(values), len(values))

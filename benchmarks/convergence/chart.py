@@ -11,8 +11,8 @@ from benchmarks.convergence.jobs import Run
 from benchmarks.convergence.report import Row
 from benchmarks.convergence.setting import Setting
 
-WIDTH, HEIGHT = 760, 420
-LEFT, RIGHT, TOP, BOTTOM = 56, 250, 74, 56
+WIDTH, HEIGHT = 850, 420
+LEFT, RIGHT, TOP, BOTTOM = 56, 340, 74, 56
 """room for numbers and for names"""
 NAME_GAP = 19
 LIGHT = ("#1f2328", "#1a7f64", "#0969da", "#bc4c00", "#8250df", "#bf3989", "#9a6700", "#6e7781")
@@ -21,6 +21,7 @@ DARK = ("#f0f6fc", "#3fb894", "#58a6ff", "#f0883e", "#bc8cff", "#f778ba", "#d299
 SKIP = 0.1
 """of the run: the steep beginning, which would leave no room for differences"""
 FOOTNOTE = "thick: mean over the seeds; thin: each seed; in brackets: above exact at the end"
+LONE = "; dashed: the first seed alone"
 STYLE = """\
   text { font: 14px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2328 }
   .title { font-size: 17px; font-weight: 600 }
@@ -29,6 +30,7 @@ STYLE = """\
   .mean { fill: none; stroke-width: 2 }
   .seed { fill: none; stroke-width: 0.7; stroke-opacity: 0.5 }
   .key { stroke-width: 3 }
+  .lone { stroke-dasharray: 6 4 }
 """
 DARK_STYLE = """\
     text { fill: #f0f6fc }
@@ -59,16 +61,18 @@ def chart(setting: Setting, found: Sequence[Row], runs: Sequence[Run]) -> str:
     ]
     for number, row in enumerate(found):
         curves = shown[row.variant.name]
+        lone = " lone" if len(curves) < setting.seeds else ""
         lines += [_line(axes, curve, f"seed of{number}") for curve in curves]
-        lines.append(_line(axes, _mean(curves), f"mean of{number}"))
+        lines.append(_line(axes, _mean(curves), f"mean of{number}{lone}"))
         y = TOP + 14 + NAME_GAP * number
         above = f" ({row.above_exact:+.2%})" if number else ""
         lines.append(
-            f'<line class="key of{number}" x1="{WIDTH - RIGHT + 14}" y1="{y - 4}" x2="{WIDTH - RIGHT + 32}" '
+            f'<line class="key of{number}{lone}" x1="{WIDTH - RIGHT + 14}" y1="{y - 4}" x2="{WIDTH - RIGHT + 32}" '
             f'y2="{y - 4}"/>'
         )
         lines.append(_text(WIDTH - RIGHT + 38, y, "quiet", row.variant.name + above))
-    lines.append(_text(16, HEIGHT - 12, "quiet", FOOTNOTE))
+    has_lone = any(len(curves) < setting.seeds for curves in shown.values())
+    lines.append(_text(16, HEIGHT - 12, "quiet", FOOTNOTE + (LONE if has_lone else "")))
     return "\n".join([*lines, "</svg>", ""])
 
 

@@ -31,7 +31,7 @@ class Gradients:
         torch.set_num_threads(1)
         self._manifest = manifest
         self._corpus = open_corpus(manifest, None, Path(tempfile.gettempdir()))
-        self._arena = Arena.create(num_parameters(PRESETS[manifest.model.preset]))
+        self._arena = Arena.create(num_parameters(PRESETS[manifest.model.preset]), ahead=False)
         self._replica = Replica(manifest, self._arena, Device("cpu"))
 
     def sums(self, weights: Vector, peer: PeerId, epoch: int, indices: range) -> Vector:

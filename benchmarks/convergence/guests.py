@@ -38,26 +38,30 @@ class Guest:
         """The guest's, and what its sponsor knows that it has."""
         self._owed: Vector = np.zeros_like(weights)
         self._samples = 0
-        self._under_way: tuple[Deposit, Vector] | None = None
+        self._epoch: Epoch = 0
+        """of the weights"""
+        self._under_way: tuple[Deposit, Vector, Epoch] | None = None
+        """what is handed in, and the difference to newer weights, with their epoch"""
 
     def gather(self, gradients: Works, epoch: Epoch) -> None:
         """Work an epoch's quota."""
         self._owed += gradients.sums(self.weights, self._peer, epoch, range(self._quota))
         self._samples += self._quota
 
-    def end_cycle(self, weights: Vector) -> Deposit | None:
-        """What was under way arrives: the deposit that is returned, and weights. The next goes off: `weights` too."""
-        deposit = Deposit(self._samples, through(self._owed, self._codec))
+    def end_cycle(self, weights: Vector, epoch: Epoch) -> Deposit | None:
+        """What was under way arrives: the deposit that is returned, and weights. The next goes off: `weights` too,
+
+        those of `epoch`, since the update that ends it is still under way.
+        """
+        deposit = Deposit(self._samples, through(self._owed, self._codec), self._epoch)
         self._owed -= deposit.sums
         self._samples = 0
         arrived, self._under_way = self._under_way, None
         if arrived is not None:
-            self._arrive(arrived[1])
-        self._under_way = deposit, through(weights - self.weights, self._codec)
+            self.weights += arrived[1]
+            self._epoch = arrived[2]
+        self._under_way = deposit, through(weights - self.weights, self._codec), epoch
         return arrived[0] if arrived else None
-
-    def _arrive(self, difference: Vector) -> None:
-        self.weights += difference
 
 
 class Stepper(Guest):
@@ -74,9 +78,9 @@ class Stepper(Guest):
         self._optimizer.step(sums / np.float32(self._quota), epoch)
         self._samples += self._quota
 
-    def end_cycle(self, weights: Vector) -> Deposit | None:
+    def end_cycle(self, weights: Vector, epoch: Epoch) -> Deposit | None:
         self._owed += self.weights - self._local
-        arrived = super().end_cycle(weights)
+        arrived = super().end_cycle(weights, epoch)
         self._local[:] = self.weights
         return arrived
 

@@ -15,10 +15,11 @@ from benchmarks.convergence.variants import EXACT, Variant
 from benchmarks.heterogeneous.report import columns
 
 HEADINGS = ("variant", "bits per byte", "of each seed", "above exact", "of each seed", "at most", "")
+LONE = " (without a bar: 1, beside exact training with that one)"
 DEFINITIONS = {
     "curve": "updates made, held-out bits per byte",
-    "bits_per_byte": "held-out, at the end, mean over the seeds",
-    "above_exact": "bits_per_byte / that of exact training - 1",
+    "bits_per_byte": "held-out, at the end, mean over the variant's seeds",
+    "above_exact": "bits_per_byte / that of exact training with the same seeds - 1",
     "merged_samples": "that entered an update; a guest's last ones are still under way at the end",
     "of_replay": "bits_per_byte of real peers / that of the replay with the same seed",
 }
@@ -32,6 +33,7 @@ class Row:
     finals: tuple[float, ...]
     """bits per byte at the end, by seed"""
     exact: tuple[float, ...]
+    """of exact training with the same seeds"""
 
     @property
     def mean(self) -> float:
@@ -53,12 +55,14 @@ class Row:
 
 
 def rows(variants: Sequence[Variant], runs: Sequence[Run]) -> list[Row]:
-    """One a variant, in their order; `runs` has all variants with the same seeds."""
+    """One a variant, in their order, beside exact training with the same seeds."""
 
-    def finals(variant: Variant) -> tuple[float, ...]:
-        return tuple(run.final for run in sorted(runs, key=lambda r: r.seed) if run.variant == variant.name)
+    def finals(variant: Variant) -> dict[int, float]:
+        return {run.seed: run.final for run in sorted(runs, key=lambda r: r.seed) if run.variant == variant.name}
 
-    return [Row(variant, finals(variant), finals(EXACT)) for variant in variants]
+    exact = finals(EXACT)
+    found = [(variant, finals(variant)) for variant in variants]
+    return [Row(variant, tuple(own.values()), tuple(exact[seed] for seed in own)) for variant, own in found]
 
 
 def table(found: Sequence[Row], of_replay: Mapping[str, float] | None = None) -> str:
@@ -85,10 +89,11 @@ def all_kept(found: Sequence[Row]) -> bool:
     return all(row.is_kept is not False for row in found)
 
 
-def headline(setting: Setting, who: str) -> str:
+def headline(setting: Setting, found: Sequence[Row], who: str) -> str:
+    lone = LONE if any(len(row.finals) < setting.seeds for row in found) else ""
     return (
         f"{who}; {setting.updates:,} updates of {setting.target} samples of {setting.sequence_length} bytes; "
-        f"seeds: {setting.seeds}; held-out bits per byte at the end (untrained: 8)"
+        f"seeds: {setting.seeds}{lone}; held-out bits per byte at the end (untrained: 8)"
     )
 
 

@@ -1,20 +1,24 @@
-"""What is trained, and how much: one small transformer on real text, by four peers of the same speed."""
+"""What is trained, and how much: one small transformer on real text, by four unequal peers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Final
 
+from benchmarks.heterogeneous.setting import Setting as Heterogeneous
 from peer.training.presets import PRESETS, num_parameters
 from protocol.manifest import Manifest, parse_manifest
 from protocol.order import sample_start
+from protocol.quota import apportion
 from protocol.signing import SigningKey
 from protocol.units import PeerId
 
 PRESET: Final = "micro"
 NUM_PARAMETERS = num_parameters(PRESETS[PRESET])
 """1.07 million"""
-NUM_PEERS = 4
+SPEEDS = Heterogeneous().speeds
+"""as in `benchmarks.heterogeneous`"""
+NUM_PEERS = len(SPEEDS)
 PEERS: tuple[PeerId, ...] = tuple(SigningKey(bytes([number] * 32)).peer_id for number in range(1, NUM_PEERS + 1))
 GUEST = PEERS[-1]
 """that is in the slow lane, in the variants that have one"""
@@ -29,16 +33,17 @@ class InvalidSetting(Exception):
 
 @dataclass(frozen=True)
 class Setting:
-    updates: int = 400
+    updates: int = 300
     seeds: int = 3
-    quota: int = 8
-    """samples of each peer in an epoch"""
+    target: int = 32
+    """samples of an update"""
     sequence_length: int = 64
     learning_rate: float = 3e-3
     """minga's default"""
     evaluation_samples: int = 192
-    stale: float = 1.0
-    """part of an epoch's samples that is worked with weights one epoch old, where averaging is overlapped"""
+    stale: float = 0.5
+    """part of an epoch's samples that is worked before its weights are there, where averaging is overlapped: more than
+    in any setting of `benchmarks.heterogeneous` (a quarter with a target of 512, less than half with 128)"""
 
     def __post_init__(self) -> None:
         if not 1 <= self.updates <= MAX_UPDATES:
@@ -49,9 +54,9 @@ class Setting:
             raise InvalidSetting(f"{self.stale:g} is no part of the samples; give --stale 0 to 1")
 
     @property
-    def target(self) -> int:
-        """Samples of an update."""
-        return NUM_PEERS * self.quota
+    def quotas(self) -> dict[PeerId, int]:
+        """Samples of each peer in an epoch."""
+        return dict(zip(PEERS, apportion(self.target, [round(1000 * speed) for speed in SPEEDS]), strict=True))
 
     @property
     def evaluate_every(self) -> int:
@@ -87,6 +92,7 @@ class Setting:
             "updates": self.updates,
             "seeds": self.seeds,
             "samples_per_update": self.target,
+            "quotas": list(self.quotas.values()),
             "sequence_length": self.sequence_length,
             "learning_rate": self.learning_rate,
             "evaluation_samples": self.evaluation_samples,

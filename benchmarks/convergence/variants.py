@@ -12,6 +12,7 @@ Lane = Literal["sums", "nesterov", "added", "absent"]
 """What a peer in the slow lane does: hands in sums of gradients, as minga's do; or makes local optimizer steps, and
 hands in how far it came, for an outer step of Nesterov's kind or to be added; or nothing"""
 
+MOST_COMPACT: Compression = "uniform4"
 CADENCE = 4
 """epochs between a guest's hand-ins: what a link of 2 Mbit/s gets here at an epoch a second"""
 
@@ -20,7 +21,7 @@ CADENCE = 4
 class Variant:
     name: str
     overlap: int = 1
-    compression: Compression = "uniform8"
+    compression: Compression = MOST_COMPACT
     """in the step lane"""
     lane: Lane | None = None
     """what the last peer does in the slow lane; None: it is in the step lane too"""
@@ -31,16 +32,18 @@ class Variant:
 
 
 EXACT = Variant("exact", overlap=0, compression="none")
-MOST_COMPACT: Compression = "uniform4"
-BITS = Variant("4 bits, not overlapped", overlap=0, compression=MOST_COMPACT, bar=0.01)
-OVERLAPPED = Variant("overlapped, 8 bits", bar=0.01)
-COMPACT = Variant("overlapped, 4 bits", compression=MOST_COMPACT, bar=0.01)
-SLOW_LANE = Variant("one in the slow lane", overlap=0, compression=MOST_COMPACT, lane="sums", bar=0.02)
-NESTEROV = Variant("local steps, outer Nesterov", overlap=0, compression=MOST_COMPACT, lane="nesterov")
-ADDED = Variant("local steps, added", overlap=0, compression=MOST_COMPACT, lane="added")
-ABSENT = Variant("without that peer", overlap=0, compression=MOST_COMPACT, lane="absent")
-"""The step lane beside them is not overlapped, so that what they cost is told apart from what overlap costs."""
-VARIANTS = (EXACT, BITS, OVERLAPPED, COMPACT, SLOW_LANE, NESTEROV, ADDED, ABSENT)
+BITS = Variant("4 bits, not overlapped", overlap=0, bar=0.01)
+OVERLAPPED = Variant("overlapped, 4 bits", bar=0.01)
+SLOW_LANE = Variant("overlapped, one in the slow lane", lane="sums", bar=0.02)
+NESTEROV = Variant("the same by local steps, outer Nesterov", lane="nesterov")
+ADDED = Variant("the same by local steps, added", lane="added")
+ABSENT = Variant("the same without that peer", lane="absent")
+VARIANTS = (EXACT, BITS, OVERLAPPED, SLOW_LANE, NESTEROV, ADDED, ABSENT)
+
+
+def seeds_of(variant: Variant, seeds: int) -> range:
+    """What only stands beside is run once."""
+    return range(seeds if variant == EXACT or variant.bar is not None else 1)
 
 
 def variant_of(name: str) -> Variant:

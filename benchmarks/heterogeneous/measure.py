@@ -18,6 +18,7 @@ MAX_OVERRUNS = 0.1
 """part of a peer's microbatches that may be late; each epoch's last one is short and often counts as late"""
 MAX_SOLO_ERROR = 0.02
 """how far a device alone may be from its nominal speed"""
+MIN_QUIET_SECONDS = 5.0
 PATIENCE = 2.5
 """times the shortest window, after which it is closed even where a rare peer's cycle is not complete"""
 
@@ -132,6 +133,7 @@ def measured(
         "bytes_per_sample": sum(traffic.sent) / samples if samples else None,
         "bytes_per_sample_slowest_link": _slowest(traffic.sent, traffic.received, slowest, samples),
         "time_share": time_share(spells, seconds),
+        "control_bytes_per_s": control_traffic(observation.commits[window.first : window.last + 1], spells, readings),
         "epochs": len(inside),
         "void": observation.fault or overrun(spells),
         "window_seconds": seconds,
@@ -220,6 +222,21 @@ def in_one_commit_an_epoch(commits: Sequence[Commit]) -> tuple[Commit, ...]:
             samples[peer] = samples.get(peer, 0) + count
         merged[commit.epoch] = replace(known, at=max(known.at, commit.at), samples=samples)
     return tuple(sorted(merged.values(), key=lambda commit: commit.at))
+
+
+def control_traffic(commits: Sequence[Commit], spells: Sequence[Spell], readings: Sequence[Reading]) -> float | None:
+    """Bytes per second that a peer sends while nothing is averaged, mean over peers; None where that is too short.
+
+    From half a second after a commit, so that ballots and votes are in, to a second before the next average begins.
+    """
+    seconds = sent = 0.0
+    for earlier, later in pairwise(commits):
+        transfers = [spell.transfer for spell in spells if spell.at == later.at]
+        start, end = earlier.at + 0.5, later.at - max(transfers, default=0.0) - 1.0
+        if end - start >= MIN_QUIET_SECONDS:
+            traffic = between(readings, start, end)
+            seconds, sent = seconds + end - start, sent + sum(traffic.sent) / len(traffic.sent)
+    return sent / seconds if seconds else None
 
 
 def _slowest(sent: Sequence[float], received: Sequence[float], peer: int, samples: float) -> float | None:

@@ -79,6 +79,7 @@ ROWS = (
         (
             Bar("efficiency", "minga", "efficiency", at_least=0.99),
             Bar("efficiency, of delayed hivemind's", "minga", "efficiency", at_least=1, relative_to="hivemind-delayed"),
+            Bar("control traffic of a peer, bytes/s", "minga", "control_bytes_per_s", at_most=2000),
         ),
     ),
     Row(
@@ -139,7 +140,7 @@ ROWS = (
 )
 ELSEWHERE = (
     "held-out loss at equal samples: python -m benchmarks.convergence",
-    "tally of 10,000 ballots: the tests of protocol/",
+    "tally of 10,000 ballots: python -m benchmarks.tally",
 )
 
 

@@ -28,9 +28,14 @@ preset = "{preset}"
 target_batch_size = {target}
 sequence_length = {sequence_length}
 
+[schedule]
+warmup_epochs = {warmup_epochs}
+
 [averaging]
 {averaging}
 """
+WARMUP_EPOCHS = 4
+"""after which averages are overlapped, and anything is measured; fewer than by default, to save time"""
 
 
 def run_toml(setting: Setting, *, exact: bool) -> str:
@@ -44,6 +49,7 @@ def run_toml(setting: Setting, *, exact: bool) -> str:
         preset=PRESET,
         target=setting.target,
         sequence_length=SEQUENCE_LENGTH,
+        warmup_epochs=WARMUP_EPOCHS,
         averaging="\n".join(f"{key} = {value}" for key, value in averaging.items()),
     )
 

@@ -16,6 +16,7 @@ from peer.daemon.rounds import Agreed, OtherPlan, OutOfStep, Round
 from peer.daemon.services import Reply, serve_calls
 from peer.errors import PeerError
 from peer.policy.evaluation import EvaluationCadence, evaluator
+from peer.policy.phase import Phase
 from peer.swarm.allreduce import AllReduce
 from peer.swarm.state import Snapshot
 from protocol import round_messages as messages
@@ -52,8 +53,9 @@ class EpochRunner:
         self._round: Round | None = None
         self._last_round: Round | None = None
         self._cadence = EvaluationCadence()
-        self._overlap = averaging.overlap
+        self._overlaps_from = daemon.signed.manifest.schedule.warmup_epochs if averaging.overlap else math.inf
         self._told_deadline: float | None = None
+        self._phase, self._ready_at = Phase(), 0.0
         self._started = 0
         self._residual: Vector | None = None
         self._last_commit = time.monotonic()
@@ -159,7 +161,7 @@ class EpochRunner:
                 await self._wait(gathering.task, running)
                 if gathering.task.done():
                     self._hand_in(round_, gathering.task.result())
-                    await self._gather_ahead(epoch + 1)
+                    await self._gather_ahead(epoch + 1, gathering.task.result())
                 await self._wait(running)
                 outcome = running.result()
             finally:
@@ -179,15 +181,19 @@ class EpochRunner:
                     if not await daemon.membership.take_plan_of(outcome.peer, outcome.term):
                         return False
 
-    async def _gather_ahead(self, epoch: Epoch) -> None:
-        """Begin the next epoch's samples behind the average of this one, where the run allows it."""
+    async def _gather_ahead(self, epoch: Epoch, handed_in: Harvest) -> None:
+        """Begin the next epoch's samples behind the average of what was handed in, where the run allows it."""
         daemon = self._daemon
         last = daemon.signed.manifest.training.stop_at_epoch
-        if not self._overlap or daemon.gatherer.of(epoch) is not None or (last and epoch >= last):
+        if epoch < self._overlaps_from or daemon.gatherer.of(epoch) is not None or (last and epoch >= last):
             return
         await self._evaluate_if_due()
         await daemon.ensure_worker()
-        daemon.gatherer.begin(epoch, self._quota, self._plan_seconds)
+        if handed_in.sums is not None:  # first, so that no sample is worked with weights that are one step old
+            await daemon.replica.show_ahead_to(daemon.worker, handed_in.sums, handed_in.samples, epoch - 1)
+        longer = self._phase.to_work_longer(epoch, self._quota / daemon.worker.throughput)
+        more = round(longer * daemon.worker.throughput)
+        daemon.gatherer.begin(epoch, self._quota + more, self._plan_seconds + longer)
 
     async def _wait(self, *tasks: asyncio.Task[Any]) -> None:
         """Until one of `tasks` is done. Raises `Stopped`."""
@@ -241,16 +247,19 @@ class EpochRunner:
         return self._started
 
     def _hand_in(self, round_: Round, gathered: Harvest) -> None:
-        sponsor = self._daemon.sponsor
+        sponsor, epoch = self._daemon.sponsor, round_.epoch
         sponsor.settle(merged=False)  # if there was a round of this epoch before, nothing has come of it
-        samples, sums = sponsor.hand_in(*self._daemon.owed.plus(gathered.samples, gathered.sums))
+        samples, sums = sponsor.hand_in(epoch, *self._daemon.owed.plus(gathered.samples, gathered.sums, epoch))
         round_.sums = sums if sums is not None else np.zeros_like(self._daemon.replica.weights)
         self._daemon.status.activity("averaging", "its samples are gathered; it waits for the others and averages")
+        self._ready_at = time.monotonic()
         round_.feed(messages.GatheringFinished(samples))
 
     async def _apply(self, round_: Round, agreed: Agreed, gathering: Gathering) -> None:
         daemon = self._daemon
         replica, commit = daemon.replica, agreed.commit
+        if (others_ready_at := round_.machine.others_ready_at) is not None:
+            self._phase.ended(commit.epoch, others_ready_at - self._ready_at)
         if agreed.report is not None:
             self._residual = agreed.report.residual
         step = await replica.apply(commit)
@@ -267,7 +276,7 @@ class EpochRunner:
         if daemon.me in dict(commit.members):
             daemon.owed.take()
         else:
-            daemon.owed.add(harvest.samples, harvest.sums)
+            daemon.owed.add(harvest.samples, harvest.sums, commit.epoch)
         daemon.own.total_samples += samples.get(daemon.me, 0)
         group = daemon.council.plan.group_of(daemon.me)
         assert group is not None
@@ -292,6 +301,7 @@ class EpochRunner:
             heldout_epoch=heldout[0] if heldout else None,
             learning_rate=step.learning_rate,
             attempt=commit.attempt,
+            reason=agreed.reason,
             bytes_sent=round_.bytes_sent,
             bytes_received=round_.bytes_received,
             overruns=harvest.overruns,

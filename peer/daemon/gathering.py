@@ -8,9 +8,12 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from peer import events
 from peer.daemon.replica import Vector
 from peer.errors import PeerError
+from peer.policy.staleness import weight_of_age
 from peer.training.arena import Arena
 from peer.training.worker_process import Gathered
 from protocol.units import Epoch
@@ -30,7 +33,7 @@ class Harvest:
     """nats per byte, summed over the samples"""
     overruns: int = 0
     stale: int = 0
-    """samples worked with the weights of the epoch before"""
+    """samples worked before the epoch's weights were there: with predicted ones, or those of the epoch before"""
     sums: Vector | None = None
     """of the samples' gradients; a worker's own memory while there was only one worker"""
 
@@ -58,15 +61,19 @@ class Owed:
 
     def __init__(self) -> None:
         self.samples = 0
+        self.epoch: Epoch = 0
+        """of the weights that it was worked with, the oldest if several"""
         self._sums: Vector | None = None
 
-    def add(self, samples: int, sums: Vector | None) -> None:
-        """`sums` may change afterwards."""
+    def add(self, samples: int, sums: Vector | None, epoch: Epoch) -> None:
+        """Worked with the weights of `epoch`. `sums` may change afterwards."""
+        self.epoch = epoch if self._sums is None else min(self.epoch, epoch)
         self.samples, self._sums = self.samples + samples, _plus(sums, self._sums, copy=True)
 
-    def plus(self, samples: int, sums: Vector | None) -> tuple[int, Vector | None]:
-        """These samples and sums with what is owed. Nothing is written to."""
-        return self.samples + samples, _plus(sums, self._sums)
+    def plus(self, samples: int, sums: Vector | None, epoch: Epoch) -> tuple[int, Vector | None]:
+        """These samples and sums of `epoch` with what is owed, by its age. Nothing is written to."""
+        owed = None if self._sums is None else self._sums * np.float32(weight_of_age(epoch - self.epoch))
+        return self.samples + samples, _plus(sums, owed)
 
     def take(self) -> tuple[int, Vector | None]:
         """All of it; nothing is owed then."""
@@ -130,7 +137,7 @@ class Gatherer:
         ahead = self.of(self._daemon.replica.epoch)
         harvest = await self.break_off()
         if ahead is not None:
-            self._daemon.owed.add(harvest.samples, harvest.sums)
+            self._daemon.owed.add(harvest.samples, harvest.sums, ahead.epoch)
 
     async def _gather(self, gathering: Gathering, quota: int) -> Harvest:
         """A worker that dies on the way is replaced; what it had committed counts."""

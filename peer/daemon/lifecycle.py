@@ -138,7 +138,9 @@ class Daemon:
         self.council = Council(self.node, config.run, manifest, self.replica.num_parameters, plan)
         self.gatherer, self.owed = Gatherer(self), Owed()
         self.links = LinkBook()
-        self.prober = Prober(self.node, self._saw_link, lambda: self.membership.in_step)
+        self.prober = Prober(
+            self.node, self._saw_link, lambda: self.membership.in_step and not self.membership.is_fetching
+        )
         self.sponsor = Sponsor(self)
         self.slow_lane = SlowLane(self)
         self.epochs = EpochRunner(self)

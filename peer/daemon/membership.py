@@ -53,6 +53,8 @@ class Membership:
         self._gave_up = 0.0
         self.in_step = False
         """whether this peer stands where the others stand"""
+        self.is_fetching = False
+        """what it lacks, so that its link is not free to measure others"""
         self.own_link: Seen | None = None
         """as others saw it; what this peer says of itself counts while nobody else has a vote"""
 
@@ -159,6 +161,7 @@ class Membership:
             if self.is_slow():
                 placed.set()
 
+        self.is_fetching = True
         coming = asyncio.create_task(self._come_along_or_from_afar(standings))
         peers = [standing.peer for standing in standings]
         others = (watch_swarm(daemon, lambda: peers, on_plan), placed.wait(), daemon.stopping())
@@ -171,6 +174,7 @@ class Membership:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self.is_fetching = False
         self.in_step = reached is not None
         self._num_tries += daemon.catchup.num_tries - before
         if self._num_tries > MAX_TRIES:

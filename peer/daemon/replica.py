@@ -1,9 +1,9 @@
 """This peer's replica of the run: weights, optimizer moments, and the history that led to them.
 
-Host memory, in bytes per parameter: weights 4, moments 8, three gradient-sum slots 12 (in the arena, shared with the
-worker), the last averaged gradient 4, the gradients of earlier commits 12 at most (`peer/daemon/history.py`), what
-encoding has kept back 4; while a newcomer is being served, 12 more for the copy it reads, and 4 for each slow peer
-that this one sponsors.
+Host memory, in bytes per parameter: weights 4, moments 8, three gradient-sum slots 12 and, where the run overlaps,
+predicted weights 4 (weights, slots and prediction in the arena, shared with the worker), the last averaged gradient 4,
+the gradients of earlier commits 12 at most (`peer/daemon/history.py`), what encoding has kept back 4: 48 in all; while
+a newcomer is being served, 12 more for the copy it reads, and 4 for each slow peer that this one sponsors.
 Replicas that have committed the same history are equal bit for bit (`peer/training/optimizer.py`).
 """
 
@@ -36,7 +36,7 @@ class Replica:
         initial = initial_weights(layout, manifest.training.seed)
         self.run, self.manifest = run, manifest
         self.num_parameters = initial.size
-        self.arena = Arena.create(self.num_parameters)
+        self.arena = Arena.create(self.num_parameters, ahead=bool(manifest.averaging.overlap))
         self.weights: Vector = self.arena.weights
         self.weights[:] = initial
         self.m: Vector = np.zeros_like(initial)
@@ -51,7 +51,7 @@ class Replica:
         self.absent: dict[PeerId, Epoch] = {}
         """peers of the plan that a commit went on without, and the epoch in which that happened"""
         self.history = History(self.num_parameters)
-        self._lock = asyncio.Lock()
+        self._lock, self._ahead_lock = asyncio.Lock(), asyncio.Lock()
 
     @property
     def state_bytes(self) -> int:
@@ -88,6 +88,29 @@ class Replica:
         async with self._lock:
             worker.refresh(self.epoch)
             await worker.refreshed()
+
+    async def show_ahead_to(self, worker: Worker, sums: Vector, samples: int, epoch: Epoch) -> bool:
+        """Predict the weights that follow those of `epoch`, and have the worker take them until they are there.
+
+        `sums` are this peer's own of that epoch: their mean is, but for noise, the average that is under way, and they
+        stay as they are until it is applied. (Weights were first predicted for pipelines: SpecTrain, arXiv:1809.02839.)
+        False if the replica has moved on or the mean is not finite: nothing is shown then.
+        The prediction does not change until the worker has taken it. A commit does not wait for that.
+        """
+        ahead = self.arena.ahead
+        assert ahead is not None, "this run predicts no weights"
+
+        def predict() -> bool:
+            np.divide(sums, np.float32(samples), out=ahead)
+            return self.optimizer.predict(ahead, epoch, out=ahead)
+
+        async with self._ahead_lock:
+            async with self._lock:
+                if epoch != self.epoch or not await asyncio.to_thread(predict):
+                    return False
+                worker.refresh_ahead(epoch)
+            await worker.refreshed()
+            return True
 
     async def copy_state(self) -> tuple[dict[str, Any], npt.NDArray[np.uint8]]:
         """A consistent copy for a newcomer: header and (weights, m, v) as bytes."""

@@ -39,8 +39,8 @@ class SlowLane:
         self._version: int | None = None
         """of our weights, as the primary sponsor counts them"""
         self._weights_from = ""
-        self._unconfirmed: dict[PeerId, tuple[int, int, Vector]] = {}
-        """by sponsor: a deposit of which we do not know whether it arrived: cycle, samples, sums"""
+        self._unconfirmed: dict[PeerId, tuple[int, Epoch, int, Vector]] = {}
+        """by sponsor: a deposit of which we do not know whether it arrived: cycle, epoch, samples, sums"""
         self._cycle = 0
         self._label: Epoch = 0
         self._changed = asyncio.Event()
@@ -62,8 +62,9 @@ class SlowLane:
                 return
             while (place := self._place()) is not None and daemon.membership.is_slow() and not daemon.is_stopping:
                 daemon.status.activity("gathering", f"slow lane: hands in every {place.cadence} epochs")
+                epoch = daemon.replica.epoch
                 harvest = await self._gather_cycle(place, tasks[1])
-                daemon.owed.add(harvest.samples, harvest.sums)
+                daemon.owed.add(harvest.samples, harvest.sums, epoch)
                 if exchanging is None or exchanging.done():
                     exchanging = asyncio.create_task(self._exchange(place))
         finally:
@@ -152,10 +153,10 @@ class SlowLane:
     async def _hand_over(self, stream: Stream, sponsor: PeerId) -> int:
         """Samples handed in."""
         owed = self._daemon.owed
-        samples, sums = owed.take()
+        epoch, (samples, sums) = owed.epoch, owed.take()
         is_sent = False
         try:
-            await stream.send({"cycle": self._cycle, "samples": samples}, timeout=REQUEST_SECONDS)
+            await stream.send({"cycle": self._cycle, "samples": samples, "epoch": epoch}, timeout=REQUEST_SECONDS)
             answer, _ = await stream.receive(0, REQUEST_SECONDS)
             self._settle(sponsor, answer.get("taken"))
             if "go" not in answer or sums is None:
@@ -164,22 +165,22 @@ class SlowLane:
             is_sent = True
         finally:
             if not is_sent:
-                owed.add(samples, sums)
-        owed.add(0, sums - decoded)
-        self._unconfirmed[sponsor] = self._cycle, samples, decoded
+                owed.add(samples, sums, epoch)
+        owed.add(0, sums - decoded, self._daemon.replica.epoch)
+        self._unconfirmed[sponsor] = self._cycle, epoch, samples, decoded
         answer, _ = await stream.receive(0, 6 * REQUEST_SECONDS)
         self._settle(sponsor, answer.get("taken"))
         return samples
 
     def _settle(self, sponsor: PeerId, taken: object) -> None:
         """The sponsor says which cycle it took last: did it take what we do not know of?"""
-        cycle, samples, sums = self._unconfirmed.pop(sponsor, (0, 0, None))
+        cycle, epoch, samples, sums = self._unconfirmed.pop(sponsor, (0, 0, 0, None))
         if type(taken) is not int:
             return  # it has no memory of us: at most once, rather than twice
         if taken >= cycle:
             self._daemon.own.total_samples += samples
         else:
-            self._daemon.owed.add(samples, sums)
+            self._daemon.owed.add(samples, sums, epoch)
 
     async def _fetch_weights(self, place: SlowMember) -> None:
         daemon, replica = self._daemon, self._daemon.replica

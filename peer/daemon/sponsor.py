@@ -1,10 +1,10 @@
 """What a member of the step lane does for slow peers: takes their gradients into its rounds and gives them weights.
 
 A deposit is a sum of gradients over so many samples, gathered with weights a few epochs old. It enters the sponsor's
-own sum at the next hand-in, so the round and all its guarantees stay as they are; it is taken out again if the round
-goes on without the sponsor. Weights go back as differences to what the guest has (4 bits, with error feedback: what
-rounding loses now is part of the next difference), so a sponsor keeps a copy of each guest's weights: 4 bytes a
-parameter.
+own sum at the next hand-in, divided by its age in epochs (`peer/policy/staleness.py`), so the round and all its
+guarantees stay as they are; it is taken out again if the round goes on without the sponsor. Weights go back as
+differences to what the guest has (4 bits, with error feedback: what rounding loses now is part of the next
+difference), so a sponsor keeps a copy of each guest's weights: 4 bytes a parameter.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from peer.daemon.replica import Vector
+from peer.policy.staleness import weight_of_age
 from peer.swarm.stream import Stream
 from peer.swarm.vectors import receive_vector, send_vector
 from protocol.lanes import SLOW_LANE_CODEC
-from protocol.units import PeerId
+from protocol.units import Epoch, PeerId
 
 if TYPE_CHECKING:
     from peer.daemon.lifecycle import Daemon
@@ -34,6 +37,8 @@ LATE_CYCLES = 64
 class Deposit:
     samples: int
     sums: Vector
+    epoch: Epoch
+    """of the weights it was worked with, the oldest if several"""
 
 
 @dataclass
@@ -64,12 +69,13 @@ class Sponsor:
 
     # Into the round.
 
-    def hand_in(self, samples: int, sums: Vector | None) -> tuple[int, Vector | None]:
-        """This peer's own sum with what is waiting. `sums` is not written to."""
+    def hand_in(self, epoch: Epoch, samples: int, sums: Vector | None) -> tuple[int, Vector | None]:
+        """This peer's own sum for `epoch` with what is waiting, by its age. `sums` is not written to."""
         self._handed, self._waiting = self._waiting, {}
         for deposit in self._handed.values():
             samples += deposit.samples
-            sums = deposit.sums if sums is None else sums + deposit.sums
+            by_age = deposit.sums * np.float32(weight_of_age(epoch - deposit.epoch))
+            sums = by_age if sums is None else sums + by_age
         return samples, sums
 
     def settle(self, *, merged: bool) -> dict[PeerId, int]:
@@ -84,7 +90,8 @@ class Sponsor:
     def _wait(self, peer: PeerId, deposit: Deposit) -> None:
         known = self._waiting.get(peer)
         if known is not None:
-            deposit = Deposit(known.samples + deposit.samples, known.sums + deposit.sums)
+            epoch = min(known.epoch, deposit.epoch)
+            deposit = Deposit(known.samples + deposit.samples, known.sums + deposit.sums, epoch)
         self._waiting[peer] = deposit
 
     async def _take_deposit(self, peer: PeerId, stream: Stream) -> None:
@@ -100,18 +107,18 @@ class Sponsor:
             self._daemon.links.saw_up(peer, received.rate, time.monotonic())
         if header["cycle"] > self._last_cycle.get(peer, -1):  # else another stream of the same cycle was quicker
             self._last_cycle[peer] = header["cycle"]
-            self._wait(peer, Deposit(header["samples"], received.vector))
+            self._wait(peer, Deposit(header["samples"], received.vector, header["epoch"]))
         await stream.send({"taken": header["cycle"]}, timeout=REQUEST_SECONDS)
 
     def _refusal(self, peer: PeerId, header: dict[str, object]) -> str:
         guest = self._guest(peer)
-        samples, cycle = header.get("samples"), header.get("cycle")
+        samples, cycle, epoch = header.get("samples"), header.get("cycle"), header.get("epoch")
         if guest is None or self._daemon.me not in guest.sponsors:
             return "this peer is not its sponsor in the present plan"
         if not self._daemon.membership.in_step or self._daemon.me in self._daemon.replica.absent:
             return "this peer is not in step with the others just now"
-        if type(samples) is not int or type(cycle) is not int:
-            return "samples and cycle must be numbers"
+        if type(samples) is not int or type(cycle) is not int or type(epoch) is not int:
+            return "samples, cycle and epoch must be numbers"
         if not 0 < samples <= LATE_CYCLES * guest.quota * guest.cadence + guest.quota:
             return f"{samples} samples are more than the plan asks for"
         if cycle <= self._last_cycle.get(peer, -1):

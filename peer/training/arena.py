@@ -1,7 +1,8 @@
 """Memory that a daemon and its worker share: weights out, gradient sums in.
 
 It is anonymous: an inherited file descriptor is the only way to it, so nothing is left behind however the processes
-die. Layout, in float32 numbers: weights (P), then three slots (P each).
+die. Layout, in float32 numbers: weights (P), then three slots (P each), then, where the run overlaps averaging with
+gathering, weights that are predicted (P): 16 bytes a parameter, or 20.
 
 Slots hold sums of gradients. The worker never adds in place: it writes one slot = another + gradient, then says so in
 a message, and that message is the commit. A worker killed at any moment has damaged only a slot that was not
@@ -28,38 +29,39 @@ ITEM_SIZE = 4  # bytes of a float32
 
 
 class Arena:
-    """`weights` (P,) and `slots` (3, P) are views of the shared memory; `fd` is what a worker inherits."""
+    """`weights` (P,), `slots` (3, P) and perhaps `ahead` (P,) are views of shared memory; a worker inherits `fd`."""
 
-    def __init__(self, fd: int, num_parameters: int) -> None:
+    def __init__(self, fd: int, num_parameters: int, *, ahead: bool) -> None:
         self.fd = fd
-        whole = mmap.mmap(fd, arena_bytes(num_parameters))
-        vectors = np.frombuffer(whole, dtype=np.float32).reshape(1 + SLOTS, num_parameters)
+        whole = mmap.mmap(fd, arena_bytes(num_parameters, ahead=ahead))
+        vectors = np.frombuffer(whole, dtype=np.float32).reshape(-1, num_parameters)
         self.weights: npt.NDArray[np.float32] = vectors[0]
-        self.slots: npt.NDArray[np.float32] = vectors[1:]
+        self.slots: npt.NDArray[np.float32] = vectors[1 : 1 + SLOTS]
+        self.ahead: npt.NDArray[np.float32] | None = vectors[1 + SLOTS] if ahead else None
         self.held = 0
         """the slot with what was handed in for the epoch before the present one"""
         self._epoch: Epoch = -1  # the last for which anything was handed in
         self._slot = 0  # where that is
 
     @classmethod
-    def create(cls, num_parameters: int) -> Arena:
-        """New shared memory, all zero. Raises `NotEnoughMemory`."""
-        size, free = arena_bytes(num_parameters), free_bytes()
+    def create(cls, num_parameters: int, *, ahead: bool) -> Arena:
+        """New shared memory, all zero; `ahead`: with room for predicted weights. Raises `NotEnoughMemory`."""
+        size, free = arena_bytes(num_parameters, ahead=ahead), free_bytes()
         if size > free:
             raise NotEnoughMemory(_no_room(size, free))
         fd = _anonymous_file()
         try:
             os.ftruncate(fd, size)
             _take_pages(fd, size)
-            return cls(fd, num_parameters)
+            return cls(fd, num_parameters, ahead=ahead)
         except OSError:
             os.close(fd)
             raise NotEnoughMemory(_no_room(size, free)) from None
 
     @classmethod
-    def attach(cls, fd: int, num_parameters: int) -> Arena:
+    def attach(cls, fd: int, num_parameters: int, *, ahead: bool) -> Arena:
         """The memory behind an inherited descriptor. Raises `ValueError` if it is smaller than it should be."""
-        return cls(fd, num_parameters)
+        return cls(fd, num_parameters, ahead=ahead)
 
     def begin(self, epoch: Epoch) -> None:
         """Samples of `epoch` will be gathered, perhaps not for the first time: what another epoch left is held."""
@@ -85,8 +87,8 @@ def free_slot(held: int, committed: int) -> int:
     return min(set(range(SLOTS)) - {held, committed})
 
 
-def arena_bytes(num_parameters: int) -> int:
-    return (1 + SLOTS) * num_parameters * ITEM_SIZE
+def arena_bytes(num_parameters: int, *, ahead: bool) -> int:
+    return (1 + SLOTS + ahead) * num_parameters * ITEM_SIZE
 
 
 def _anonymous_file() -> int:

@@ -52,7 +52,7 @@ class Commit:
     overruns: int
     microbatch: int
     stale: int
-    """samples worked with weights of an earlier epoch than the work's"""
+    """samples worked before the weights of the work's epoch were there"""
 
 
 class Computes(Protocol):

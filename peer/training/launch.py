@@ -10,6 +10,9 @@ from pathlib import Path
 
 import peer as package
 
+LAST_WORDS = 4096
+"""bytes of standard error that are kept to explain a death"""
+
 
 async def spawn(channel_fd: int, arena_fd: int, threads: int | None) -> asyncio.subprocess.Process:
     """Start a worker that inherits the two descriptors. It leads a session of its own, out of reach of Ctrl-C."""
@@ -32,6 +35,16 @@ async def spawn(channel_fd: int, arena_fd: int, threads: int | None) -> asyncio.
         start_new_session=True,
         env=environment,
     )
+
+
+async def last_words(process: asyncio.subprocess.Process) -> str:
+    """The last line that it writes to standard error, until it ends."""
+    assert process.stderr is not None
+    kept = b""
+    while piece := await process.stderr.read(LAST_WORDS):
+        kept = (kept + piece)[-LAST_WORDS:]
+    lines = [line.strip() for line in kept.decode(errors="replace").splitlines()]
+    return next((line for line in reversed(lines) if line), "")
 
 
 def explain_end(device: str, status: int, last_words: str) -> str:

@@ -23,6 +23,7 @@ class Replica:
         self.device = device
         self.model = Transformer(PRESETS[manifest.model.preset], manifest.training.sequence_length).to(device.torch)
         self._shared_weights = torch.from_numpy(arena.weights)
+        self._shared_ahead = None if arena.ahead is None else torch.from_numpy(arena.ahead)
         self._shared_slots = torch.from_numpy(arena.slots)
         size = arena.weights.size
         self._weights = torch.empty(size, dtype=torch.float32, device=device.torch)
@@ -32,12 +33,14 @@ class Replica:
             parameter.data = self._weights[place.offset : place.stop].view(place.shape)
             parameter.grad = self._gradient[place.offset : place.stop].view(place.shape)
 
-    def load_weights(self) -> None:
-        """Copy the weights that are now in the shared memory."""
+    def load_weights(self, *, ahead: bool = False) -> None:
+        """Copy the weights that are now in the shared memory; `ahead`: the predicted ones."""
+        shared = self._shared_ahead if ahead else self._shared_weights
+        assert shared is not None, "this run predicts no weights"
         if self._staging is None:
-            self._weights.copy_(self._shared_weights)
+            self._weights.copy_(shared)
         else:
-            self._staging.copy_(self._shared_weights)
+            self._staging.copy_(shared)
             self._weights.copy_(self._staging, non_blocking=True)
             self.device.synchronize()
 

@@ -7,12 +7,14 @@ four operations (powers by repeated multiplication, not by the system's `pow`) a
 sum over many numbers, the gradient's norm, is taken in an order that is fixed here rather than by numpy, whose
 `sum` adds in an order that depends on the processor's vector width.
 
-A step works through the vectors in chunks: it needs a few MiB besides weights, moments and gradient.
+A step works through the vectors in chunks, and so does a prediction of what a step would give: either needs a few MiB
+besides weights, moments and gradient.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,13 +58,40 @@ class AdamW:
     def step(self, mean_gradient: Vector, epoch: Epoch, chunk: int = CHUNK) -> StepReport:
         """Apply the averaged gradient of `epoch` (0 is the first). `mean_gradient` (P,) is only read."""
         assert mean_gradient.shape == self.weights.shape and mean_gradient.dtype == np.float32
-        settings = self.manifest.optimizer
-        rate = learning_rate(self.manifest, epoch)
-        norm = gradient_norm(mean_gradient)
+        rate, norm = learning_rate(self.manifest, epoch), gradient_norm(mean_gradient)
         if not math.isfinite(norm):
             return StepReport(rate, norm, applied=False)
+        scalars = self._scalars(rate, norm, epoch)
+        scratch = np.empty((2, chunk), dtype=np.float32)
+        for part, decays in self._parts(chunk):
+            state = self.weights[part], self.m[part], self.v[part]
+            _step_part(*state, mean_gradient[part], scalars, decays, scratch[:, : part.stop - part.start])
+        return StepReport(rate, norm, applied=True)
+
+    def predict(self, mean_gradient: Vector, epoch: Epoch, out: Vector, chunk: int = CHUNK) -> bool:
+        """Write to `out` (P,) the weights that `step` would give, and change nothing; `out` may be `mean_gradient`.
+
+        False if `step` would not be applied: then `out` is a copy of the weights.
+        """
+        assert mean_gradient.shape == out.shape == self.weights.shape and mean_gradient.dtype == np.float32
+        rate, norm = learning_rate(self.manifest, epoch), gradient_norm(mean_gradient)
+        if not math.isfinite(norm):
+            out[:] = self.weights
+            return False
+        scalars = self._scalars(rate, norm, epoch)
+        copies, scratch = np.empty((3, chunk), dtype=np.float32), np.empty((2, chunk), dtype=np.float32)
+        for part, decays in self._parts(chunk):
+            size = part.stop - part.start
+            weights, m, v = copies[:, :size]
+            weights[:], m[:], v[:] = self.weights[part], self.m[part], self.v[part]
+            _step_part(weights, m, v, mean_gradient[part], scalars, decays, scratch[:, :size])
+            out[part] = weights
+        return True
+
+    def _scalars(self, rate: float, norm: float, epoch: Epoch) -> _Scalars:
+        settings = self.manifest.optimizer
         clip = settings.clip_norm / norm if norm > settings.clip_norm else 1.0
-        scalars = _Scalars(
+        return _Scalars(
             clip=np.float32(clip),
             keep=np.float32(1.0 - rate * settings.weight_decay),
             beta1=np.float32(settings.beta1),
@@ -73,33 +102,12 @@ class AdamW:
             root2=np.float32(math.sqrt(1.0 - _power(settings.beta2, epoch + 1))),
             epsilon=np.float32(settings.epsilon),
         )
-        scratch = np.empty((2, chunk), dtype=np.float32)
+
+    def _parts(self, chunk: int) -> Iterator[tuple[slice, bool]]:
+        """Where each chunk is, and whether it decays."""
         for parameter in self.layout:
             for start in range(parameter.offset, parameter.stop, chunk):
-                part = slice(start, min(start + chunk, parameter.stop))
-                decays = len(parameter.shape) >= 2
-                self._step_part(part, mean_gradient[part], scalars, decays, scratch[:, : part.stop - start])
-        return StepReport(rate, norm, applied=True)
-
-    def _step_part(self, part: slice, given: Vector, s: _Scalars, decays: bool, scratch: Vector) -> None:
-        weights, m, v = self.weights[part], self.m[part], self.v[part]
-        gradient, work = scratch
-        np.multiply(given, s.clip, out=gradient)
-        if decays:
-            np.multiply(weights, s.keep, out=weights)
-        np.multiply(m, s.beta1, out=m)
-        np.multiply(gradient, s.rest1, out=work)
-        np.add(m, work, out=m)
-        np.multiply(v, s.beta2, out=v)
-        np.multiply(gradient, gradient, out=work)
-        np.multiply(work, s.rest2, out=work)
-        np.add(v, work, out=v)
-        np.sqrt(v, out=work)
-        np.divide(work, s.root2, out=work)
-        np.add(work, s.epsilon, out=work)
-        np.divide(m, work, out=work)
-        np.multiply(work, s.rate, out=work)
-        np.subtract(weights, work, out=weights)
+                yield slice(start, min(start + chunk, parameter.stop)), len(parameter.shape) >= 2
 
 
 @dataclass(frozen=True)
@@ -115,6 +123,29 @@ class _Scalars:
     root2: np.float32
     """square root of the second moment's bias correction"""
     epsilon: np.float32
+
+
+def _step_part(
+    weights: Vector, m: Vector, v: Vector, given: Vector, s: _Scalars, decays: bool, scratch: Vector
+) -> None:
+    """Step a part of weights and moments in place; `scratch` (2, n) has room for it."""
+    gradient, work = scratch
+    np.multiply(given, s.clip, out=gradient)
+    if decays:
+        np.multiply(weights, s.keep, out=weights)
+    np.multiply(m, s.beta1, out=m)
+    np.multiply(gradient, s.rest1, out=work)
+    np.add(m, work, out=m)
+    np.multiply(v, s.beta2, out=v)
+    np.multiply(gradient, gradient, out=work)
+    np.multiply(work, s.rest2, out=work)
+    np.add(v, work, out=v)
+    np.sqrt(v, out=work)
+    np.divide(work, s.root2, out=work)
+    np.add(work, s.epsilon, out=work)
+    np.divide(m, work, out=work)
+    np.multiply(work, s.rate, out=work)
+    np.subtract(weights, work, out=weights)
 
 
 def gradient_norm(gradient: Vector) -> float:

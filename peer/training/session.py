@@ -66,10 +66,13 @@ class Session:
         return Gathering(self._replica, self._tokens, self._pace, self._device.release, self._refresh)
 
     def _refresh(self) -> Epoch:
-        """Load the weights if the daemon has ordered it since the last time; the epoch that they belong to."""
+        """Load the weights if the daemon has ordered it since the last time; the epoch that they belong to.
+
+        Predicted ones belong to the epoch that they were predicted from.
+        """
         order = self._refresh_order()
         if order["number"] != self._loaded["number"]:
-            self._replica.load_weights()
+            self._replica.load_weights(ahead=order["ahead"])
             self._loaded = order
             self._send({"is": "refreshed", "number": order["number"]})
         return int(order["epoch"])
@@ -134,7 +137,8 @@ def open_session(
     torch.set_num_threads(threads[0])
     data_dir = Path(settings["data_dir"]) if settings["data_dir"] else None
     corpus = open_corpus(manifest, data_dir, Path(settings["cache_dir"]))
-    arena = Arena.attach(arena_fd, num_parameters(PRESETS[manifest.model.preset]))
+    size = num_parameters(PRESETS[manifest.model.preset])
+    arena = Arena.attach(arena_fd, size, ahead=bool(manifest.averaging.overlap))
     try:
         session = Session(manifest, settings["peer"], arena, device, corpus, threads, refresh_order, send)
         if settings["emulate_throughput"]:

@@ -30,7 +30,7 @@ class Inbox:
         self._waiting: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
         self._stopped = 0
         self._receiving = threading.Lock()
-        self.refresh: wire.Message = {"number": 0, "epoch": -1}
+        self.refresh: wire.Message = {"number": 0, "epoch": -1, "ahead": False}
         """the last order to load the weights anew"""
         threading.Thread(target=self._listen, daemon=True).start()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from peer.errors import WorkerFailed
 from peer.training import wire
 from peer.training.arena import Arena
-from peer.training.launch import explain_end, spawn
+from peer.training.launch import explain_end, last_words, spawn
 from protocol.manifest import Manifest
 from protocol.units import Epoch, PeerId
 
@@ -29,8 +29,6 @@ REFRESH_SECONDS = 20.0
 SMOOTHING = 0.3
 """weight of the newest epoch in `throughput`"""
 REMEDY = "; start the peer again"
-LAST_WORDS = 4096
-"""bytes of standard error that are kept to explain a death"""
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Gathered:
     overruns: int
     """microbatches that took longer than they would have on the emulated device"""
     stale: int
-    """samples worked with weights of an earlier epoch"""
+    """samples worked before the epoch's weights were there: with those of an earlier epoch, or predicted ones"""
     remark: str
     """what went wrong, as a sentence for the user; usually empty"""
 
@@ -103,7 +101,7 @@ class Worker:
         self._remedy = ""
         self._is_closing = False
         self._refreshing: asyncio.Future[None] | None = None
-        self._ordered = 0
+        self._ordered, self._ordered_epoch = 0, -1
 
     @classmethod
     async def start(
@@ -173,13 +171,24 @@ class Worker:
 
         They must not change before `refreshed`.
         """
+        self._order_weights(epoch, ahead=False)
+
+    def refresh_ahead(self, epoch: Epoch) -> None:
+        """Like `refresh`, for the weights that were predicted from those of `epoch`; nothing if newer were ordered.
+
+        Samples of the next epoch that are worked with them are `stale`.
+        """
+        if self._ordered_epoch <= epoch:
+            self._order_weights(epoch, ahead=True)
+
+    def _order_weights(self, epoch: Epoch, *, ahead: bool) -> None:
         self._number += 1
-        self._ordered = self._number
+        self._ordered, self._ordered_epoch = self._number, epoch
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.get_running_loop().create_future()
         if self._end:
             self._refreshing.set_result(None)
-        self._send({"do": "refresh", "number": self._number, "epoch": epoch})
+        self._send({"do": "refresh", "number": self._number, "epoch": epoch, "ahead": ahead})
 
     async def refreshed(self) -> None:
         """Wait until the worker has taken the weights last ordered, or has died.
@@ -283,7 +292,7 @@ class Worker:
         work.timer = asyncio.get_running_loop().call_later(LAST_CALL_SECONDS, work.hand_in, remark)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        last_words = asyncio.create_task(self._keep_last_words())
+        hearing_last_words = asyncio.create_task(last_words(self._process))
         failure = ""
         while message := await wire.read(reader):
             if message["is"] == "failed":
@@ -296,7 +305,7 @@ class Worker:
         except TimeoutError:
             self._kill()
         status = await self._process.wait()
-        self._end = failure or self._silence or explain_end(self.device, status, await last_words)
+        self._end = failure or self._silence or explain_end(self.device, status, await hearing_last_words)
         self._remedy = "" if failure else REMEDY
         for answer in self._answers.values():
             if not answer.done():
@@ -330,14 +339,6 @@ class Worker:
             return  # a worker that was given up still reports
         work.samples, work.loss_sum, work.seconds = commit["samples"], commit["loss_sum"], commit["seconds"]
         work.overruns, work.stale, work.slot = commit["overruns"], commit["stale"], commit["slot"]
-
-    async def _keep_last_words(self) -> str:
-        assert self._process.stderr is not None
-        kept = b""
-        while piece := await self._process.stderr.read(LAST_WORDS):
-            kept = (kept + piece)[-LAST_WORDS:]
-        lines = [line.strip() for line in kept.decode(errors="replace").splitlines()]
-        return next((line for line in reversed(lines) if line), "")
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):

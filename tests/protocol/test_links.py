@@ -44,7 +44,14 @@ def test_an_observer_with_a_slow_link_is_in_the_way() -> None:
     seen = [ballot(A, slow), ballot(B, {A: (5, 5)}), ballot(C, {A: (19, 19)})]
     assert link_of(A, *seen) == Link(19, 19, 2)
     assert link_of(A, *seen, ballot(D, {A: (90, 90)})) == Link(90, 90, 3)
-    assert link_of(A, ballot(A, slow), ballot(B, {A: (3, 3)}), seen[2]) == Link(3, 3, 2)  # it could have seen more
+    assert link_of(A, ballot(A, slow), ballot(B, {A: (1, 1)}), seen[2]) == Link(19, 19, 2)  # or is busy besides
+    assert link_of(A, ballot(A, slow | {D: (90, 90)}), ballot(D, {A: (3, 3)}), seen[2]) == Link(3, 3, 2)
+
+
+def test_nobody_is_believed_to_have_seen_more_than_its_own_link_can_do() -> None:
+    liar = ballot(B, {A: (10**6, 10**6)})
+    assert link_of(A, ballot(A, {B: (8, 8), C: (8, 8)}), liar, ballot(C, {A: (5, 5)})) == Link(5, 5, 2)
+    assert link_of(A, ballot(A, {B: (8, 8)}), liar) == Link(10, 10, 1)
 
 
 def test_only_peers_with_a_ballot_have_a_link() -> None:

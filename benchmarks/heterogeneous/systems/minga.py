@@ -11,7 +11,7 @@ from benchmarks.heterogeneous.measure import Commit, Observation, Spell
 from benchmarks.heterogeneous.processes import Said
 from benchmarks.heterogeneous.setting import Setting
 from benchmarks.heterogeneous.systems import Stage
-from benchmarks.heterogeneous.workload import NUM_PARAMETERS, run_toml
+from benchmarks.heterogeneous.workload import NUM_PARAMETERS, WARMUP_EPOCHS, run_toml
 from protocol.manifest import AveragingSection
 
 START_SECONDS = 120.0
@@ -62,7 +62,10 @@ def observation(setting: Setting, said: Sequence[Said]) -> Observation:
     settled = None
     if joined_at is not None:
         pause = SETTLING_TERMS * AveragingSection().term_epochs
-        position = sum(commit.at <= joined_at for commit in commits) + pause
+        position = max(
+            sum(commit.at <= joined_at for commit in commits), sum(c.epoch <= WARMUP_EPOCHS for c in commits)
+        )
+        position += pause
         settled = position if position < len(commits) else None
     first_join = min((s.at for s in said if s.name == "Started" and s.peer != HOST), default=None)
     extras: dict[str, Any] = {"stale_samples": _stale(said), "notices": _notices(said)}

@@ -11,6 +11,7 @@ from benchmarks.heterogeneous.measure import (
     Spell,
     Window,
     choose_window,
+    control_traffic,
     failed,
     in_one_commit_an_epoch,
     judged,
@@ -74,7 +75,22 @@ def test_counts_speed_bytes_and_shares() -> None:
     assert result["bytes_per_sample_slowest_link"] == pytest.approx(1500 / 30)
     assert result["time_share"] == pytest.approx({"compute": 0.75, "wait": 0.25, "transfer": 0.5})
     assert result["busy_cores"] == pytest.approx(1.0)
+    assert result["control_bytes_per_s"] is None  # averages leave no quiet time
     assert result["void"] is None
+
+
+def test_control_traffic_is_what_passes_between_averages() -> None:
+    """20 s an epoch: 1000 bytes/s all the time, and 10**6 bytes within the last 4 s of it."""
+    at = [20.0 * i for i in range(4)]
+
+    def sent(now: float) -> float:
+        return 1000 * now + 10**6 * sum(min(1.0, max(0.0, (now - end + 4) / 4)) for end in at)
+
+    readings = [Reading(t / 2, (sent(t / 2),) * 2, (0.0, 0.0), 0.0) for t in range(121)]
+    made = [Commit(i, when, {0: 40.0}) for i, when in enumerate(at)]
+    spells = [Spell(0, when, 15.0, 0.0, 4.0, 0, 10) for when in at]
+    assert control_traffic(made, spells, readings) == pytest.approx(1000)
+    assert control_traffic(made[:1], spells, readings) is None
 
 
 def test_efficiency_is_of_what_the_devices_do_alone() -> None:

@@ -44,11 +44,11 @@ def minga_start() -> list[Said]:
 def test_minga_is_measured_two_terms_after_all_are_in() -> None:
     events = [*minga_start(), committed(0, 8.0, 1, {"A": 60})]
     events.append(said(0, 9.0, "PlanAdopted", shares=[{"peer": "A", "reduces": 0.7}, {"peer": "B", "reduces": 0.3}]))
-    for epoch in range(2, 9):
+    for epoch in range(2, 13):
         events += [committed(peer, 8.0 + epoch + peer / 100, epoch, {"A": 40, "B": 20}) for peer in (0, 1)]
     seen = minga.observation(TWO, events)
-    assert [commit.epoch for commit in seen.commits] == list(range(1, 9))
-    assert seen.settled == 6, "epoch 7: two terms of two epochs after epoch 2, the first that all were in"
+    assert [commit.epoch for commit in seen.commits] == list(range(1, 13))
+    assert seen.settled == 8, "epoch 9: two terms of two epochs after all were in and the warm-up of 4 epochs was over"
     assert seen.commits[5].samples == {0: 40.0, 1: 20.0}
     assert seen.commits[0].reduces == {}
     assert seen.commits[5].reduces == {0: 0.7, 1: 0.3}

@@ -39,6 +39,8 @@ sequence_length = 32
 stop_at_epoch = {stop_at}
 evaluation_samples = 8
 checkpoint_every_epochs = {checkpoint_every}
+[schedule]
+warmup_epochs = {warmup}
 [averaging]
 grace_seconds = {grace}
 compression = "{compression}"
@@ -193,7 +195,7 @@ class Swarm:
     def host(self, *arguments: str, **settings: Any) -> PeerProcess:
         toml = self.home / "run.toml"
         values = {"target": 96, "stop_at": 0, "grace": 2.0, "checkpoint_every": 1000}
-        values |= {"compression": "none", "overlap": 1}
+        values |= {"compression": "none", "overlap": 1, "warmup": 0}
         where = {name: settings.pop(name) for name in ("program", "bind") if name in settings}
         toml.write_text(RUN_TOML.format(**values | settings))
         return self._add(PeerProcess(["host", str(toml), "--name", "host", *arguments], self.home, **where))

@@ -75,7 +75,7 @@ def test_three_peers_average_exactly_and_stay_equal(swarm, onlooker_of, tmp_path
 
 def test_shares_follow_speed(swarm) -> None:
     host, *others = swarm.three(rates=(60.0, 36.0, 12.0), target=108)
-    first = host.wait_epoch(1, peers=3)["epoch"]
+    first = host.wait_epoch(1, peers=3)["epoch"] + 3  # by then they begin their epochs together
     host.wait_epoch(first + 8, seconds=60)
     counted = [c for c in host.commits if first < c["epoch"] <= first + 8]
     speeds = {p.started["peer"]: p.wait_event("Measured")["throughput"] for p in (host, *others)}
@@ -83,4 +83,15 @@ def test_shares_follow_speed(swarm) -> None:
     for peer, speed in speeds.items():
         share, fair = samples[peer] / sum(samples.values()), speed / sum(speeds.values())
         assert share == pytest.approx(fair, rel=0.1)
-    assert all(sum(c["samples"].values()) <= 108 for c in counted)
+    assert sum(sum(c["samples"].values()) for c in counted) <= 1.02 * 108 * len(counted)
+    stale = [c["stale_samples"] for c in others[0].commits if c["epoch"] > first]
+    assert min(stale) <= 12  # of its 36: most of its samples have the weights of their epoch
+
+
+def test_samples_are_gathered_ahead_of_the_average_after_the_warm_up(swarm) -> None:
+    warmup = 4
+    peers = swarm.three(target=108, warmup=warmup)
+    peers[0].wait_epoch(warmup + 8, seconds=60)
+    commits = [commit for peer in peers for commit in peer.commits]
+    assert not any(c["stale_samples"] for c in commits if c["epoch"] <= warmup)
+    assert any(c["stale_samples"] for c in commits if c["epoch"] > warmup)

@@ -76,7 +76,7 @@ class RealWorkers:
     @classmethod
     def new_arena(cls, manifest: Manifest) -> Arena:
         weights = cls.new_weights(manifest, 0)
-        arena = Arena.create(weights.size)
+        arena = Arena.create(weights.size, ahead=bool(manifest.averaging.overlap))
         arena.weights[:] = weights
         return arena
 

@@ -131,6 +131,34 @@ def test_gradient_that_is_not_finite_changes_nothing(manifest, poison):
         assert np.array_equal(vector, copy)
 
 
+@pytest.mark.parametrize("clip_norm", [1e-3, 1e6])
+@pytest.mark.parametrize("chunk", [7, 1000, 10**6])
+@pytest.mark.parametrize("epoch", [0, 3, 10, 70])
+def test_a_prediction_is_what_the_step_gives_and_changes_nothing(make_manifest, epoch, chunk, clip_norm):
+    optimizer = make(make_manifest(optimizer={"clip_norm": clip_norm}, schedule={"total_epochs": 60}))
+    optimizer.step(drawn(1), 0)
+    state = optimizer.weights, optimizer.m, optimizer.v
+    before = [vector.copy() for vector in state]
+    gradient, predicted = drawn(2), np.full(SIZE, np.nan, np.float32)
+    in_place = gradient.copy()
+    assert optimizer.predict(gradient, epoch, predicted, chunk)
+    assert optimizer.predict(in_place, epoch, out=in_place, chunk=chunk)
+    assert np.array_equal(gradient, drawn(2))
+    for vector, copy in zip(state, before, strict=True):
+        assert vector.tobytes() == copy.tobytes()
+    optimizer.step(gradient, epoch)
+    assert predicted.tobytes() == in_place.tobytes() == optimizer.weights.tobytes() != before[0].tobytes()
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_without_a_finite_gradient_the_weights_are_predicted_to_stay(manifest, poison):
+    optimizer = make(manifest)
+    gradient = drawn(1)
+    gradient[1234] = poison
+    assert not optimizer.predict(gradient, 5, out=gradient)
+    assert gradient.tobytes() == optimizer.weights.tobytes() == drawn(999).tobytes()
+
+
 def test_late_epochs_have_no_bias_to_correct(manifest):
     optimizer = make(manifest)
     assert optimizer.step(drawn(0), 9_999_999).applied

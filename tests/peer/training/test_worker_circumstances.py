@@ -114,7 +114,7 @@ from protocol.manifest import parse_manifest
 host = sys.argv[1]
 manifest = parse_manifest({"run": {"name": "t"}, "model": {"preset": "nano"}, "host": host})
 async def main():
-    arena = Arena.create(131136)
+    arena = Arena.create(131136, ahead=True)
     worker = await Worker.start(manifest, arena, device="cpu", peer=host, data_dir=None, cache_dir=Path("/nonexistent"),
                                 emulate_throughput=1.0)
     worker.microbatch = 1

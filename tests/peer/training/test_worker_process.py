@@ -153,6 +153,49 @@ def test_idle_worker_takes_weights_and_a_later_order_serves_for_an_earlier(worke
     shared.run(scenario())
 
 
+def test_predicted_weights_serve_until_the_real_ones_are_there(workers, shared):
+    manifest, arena, worker, weights = shared.manifest, shared.arena, shared.worker, shared.weights
+    predicted, newer = workers.new_weights(manifest, 2), workers.new_weights(manifest, 3)
+
+    async def scenario():
+        await workers.show(worker, arena, 32, weights)
+        arena.ahead[:] = predicted
+        worker.refresh_ahead(32)
+        await worker.refreshed()
+        arena.ahead[:] = np.nan  # it has its own copy now
+        worker.begin(epoch=33, quota=worker.microbatch + 5, first_index=0, deadline=None)
+        ahead = await worker.finish()
+        assert ahead.stale == ahead.samples == worker.microbatch + 5
+        workers.assert_is_exactly(arena, ahead, manifest, predicted, 0)
+
+        # The real ones come while it works; a prediction that comes after them is not taken.
+        arena.ahead[:] = predicted
+        worker.refresh_ahead(32)
+        await worker.refreshed()
+        worker.begin(epoch=33, quota=10**9, first_index=3, deadline=None)
+        await workers.until(lambda: worker.samples_so_far > 0)
+        await workers.show(worker, arena, 33, newer)
+        worker.refresh_ahead(32)
+        await worker.refreshed()
+        at_order = worker.samples_so_far
+        await workers.until(lambda: worker.samples_so_far > at_order)
+        worker.stop()
+        both = await worker.finish()
+        assert 0 < both.stale < both.samples
+        workers.assert_is_exactly(arena, both, manifest, predicted, 3, newer)
+
+        # Ordered one after the other without a pause: the real ones.
+        worker.refresh_ahead(33)
+        worker.refresh(34)
+        await worker.refreshed()
+        worker.begin(epoch=34, quota=5, first_index=0, deadline=None)
+        last = await worker.finish()
+        assert last.stale == 0
+        workers.assert_is_exactly(arena, last, manifest, newer, 0)
+
+    shared.run(scenario())
+
+
 async def freeze_after(workers, worker, seconds):
     """In the midst of work, a while after the first microbatch. From then on somebody waits for it to take weights."""
     await workers.until(lambda: worker.samples_so_far > 0)
