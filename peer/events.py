@@ -137,7 +137,7 @@ class EpochCommitted(Event):
     transfer_seconds: float
     """of averaging; behind the next epoch's gathering where the run overlaps them"""
     stale_samples: int
-    """of this peer, worked with the weights of the epoch before"""
+    """of this peer, worked before the weights of the epoch were there"""
     guests: dict[PeerId, int]
     """slow peers whose samples entered with this peer's"""
     training_bits_per_byte: float | None

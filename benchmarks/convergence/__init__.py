@@ -6,8 +6,8 @@
 Without `--peers` this is a *replay*: one process a (variant, seed), without network and clock, that uses minga's own
 model, text, sample order, optimizer, codecs and error feedback:
 
-* *Overlapped*: half of an epoch's samples are worked before its weights are there, with weights that each peer predicts
-  by its own gradient. Averages of real peers arrive earlier, after a quarter or two fifths; `--stale 1` is the worst.
+* *Overlapped*: a quarter of an epoch's samples are worked before its weights are there, with weights that each peer
+  predicts by its own gradient. The shorter the epochs, the larger that part: `--stale 1` is the worst.
 * *Slow lane*: what a guest hands in, and the weights that it fetches, are under way for a whole cycle: the worst that
   minga allows. So its gradients are of weights that are up to three cycles old when they enter a round, and weigh
   as much less.

@@ -13,8 +13,9 @@ from peer.swarm.errors import NobodyAnswers, PortInUse
 from peer.swarm.node import Node
 from protocol.errors import ProtocolError
 from protocol.manifest import SignedManifest
+from protocol.multiaddr import peer_at
 from protocol.signing import SigningKey
-from protocol.units import PeerId, RunId
+from protocol.units import RunId
 
 MANIFEST_SECONDS = 15.0
 
@@ -77,16 +78,11 @@ async def fetch_manifest(node: Node, config: PeerConfig) -> SignedManifest:
     reason = "nobody was asked"
     for address in config.initial_peers:
         try:
-            _, data = await node.call(peer_in(address), "manifest", {}, timeout=MANIFEST_SECONDS)
+            _, data = await node.call(peer_at(address), "manifest", {}, timeout=MANIFEST_SECONDS)
             return SignedManifest.from_bytes(data, config.run)
         except (PeerError, ProtocolError) as error:
             reason = str(error)
     raise NobodyAnswers(f"no peer of the invite gave the run's manifest ({reason}); ask for a new invite")
-
-
-def peer_in(address: str) -> PeerId:
-    """The peer that a full multiaddr leads to."""
-    return address.rpartition("/p2p/")[2]
 
 
 def far_reaching(addresses: list[str]) -> list[str]:

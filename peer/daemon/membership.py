@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from peer import events
-from peer.daemon.entrance import peer_in
 from peer.daemon.keeping import remembered_peers
 from peer.daemon.standings import Standing, choose_goal
 from peer.daemon.watching import watch_swarm
@@ -19,6 +18,7 @@ from peer.policy.link import Seen
 from peer.swarm.errors import NobodyAnswers
 from peer.swarm.probe import ProbeResult
 from protocol.lanes import Work
+from protocol.multiaddr import peer_at
 from protocol.plan import Plan
 from protocol.units import PeerId
 
@@ -75,7 +75,7 @@ class Membership:
         """
         daemon = self._daemon
         await daemon.roster.look()
-        others = {peer_in(address) for address in daemon.config.initial_peers} | set(daemon.roster.progress)
+        others = {peer_at(address) for address in daemon.config.initial_peers} | set(daemon.roster.progress)
         others.discard(daemon.me)
         daemon.status.activity("catching up", "it has to stand where the others stand before it can train with them")
         deadline = time.monotonic() + COME_IN_SECONDS

@@ -7,7 +7,6 @@ This file imports nothing heavy, so that it is bound to its parent before torch 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import queue
 import signal
@@ -17,9 +16,8 @@ import threading
 import time
 
 from peer.errors import PeerError
+from peer.processes import die_with_parent
 from peer.training import wire
-
-PR_SET_PDEATHSIG = 1
 
 
 class Inbox:
@@ -73,7 +71,9 @@ class Inbox:
 def main(arguments: list[str]) -> int:
     channel_fd, arena_fd, parent = (int(argument) for argument in arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with(parent)
+    die_with_parent()  # elsewhere than on Linux the closed socket tells us
+    if os.getppid() != parent:
+        return 0  # it died before we asked
     channel = socket.socket(fileno=channel_fd)
     inbox = Inbox(channel)
     settings = inbox.next()
@@ -93,14 +93,6 @@ def main(arguments: list[str]) -> int:
         return 1
     except (BrokenPipeError, ConnectionResetError):
         return 0
-
-
-def _die_with(parent: int) -> None:
-    """Ask Linux to kill us when the parent dies; elsewhere the closed socket tells us."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)  # it died before we asked
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ SETTING = Setting(updates=12, seeds=1)
 WARMUP = 3
 WARMED = Setting(updates=20 * WARMUP)
 CADENCE = 2
+DIRECTIONS = np.random.default_rng(0).standard_normal((NUM_PEERS, NUM_PARAMETERS), dtype=np.float32)
 LOSSLESS = replace(SLOW_LANE, compression="none", slow_codec="none", cadence=CADENCE)
 
 
@@ -36,8 +37,8 @@ class Recorder:
     def sums(self, weights: Vector, peer: str, epoch: int, indices: range) -> Vector:
         self.worked.update((peer, epoch, index) for index in indices)
         self.asked.append((peer, epoch, indices, weights[:8].copy()))
-        one = np.float32(1e-3 * (1 + PEERS.index(peer)) * (1 + epoch))
-        sums = np.asarray(len(indices) * (weights * np.float32(0.1) + one), dtype=np.float32)
+        own = DIRECTIONS[PEERS.index(peer)] * np.float32(1e-3 * (1 + epoch))
+        sums = np.asarray(len(indices) * (weights * np.float32(0.1) + own), dtype=np.float32)
         earlier = self.given.get((peer, epoch))
         self.given[peer, epoch] = sums.copy() if earlier is None else earlier + sums
         return sums
