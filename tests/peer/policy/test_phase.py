@@ -19,8 +19,8 @@ def test_a_lead_is_made_up_for_once() -> None:
     assert phase.to_work_longer(5, 10.0) == 4.0
     phase.ended(4, 4.0)  # gathered before: it shows nothing new
     assert phase.to_work_longer(6, 10.0) == 0.0
-    phase.ended(5, 1.0)
-    assert phase.to_work_longer(7, 10.0) == 1.0
+    phase.ended(5, 2.0)
+    assert phase.to_work_longer(7, 10.0) == 2.0
 
 
 def test_no_longer_than_another_epoch() -> None:

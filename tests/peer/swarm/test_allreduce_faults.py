@@ -228,7 +228,7 @@ def test_a_round_is_not_held_up_by_the_link_of_one_member(
             streams = [await t.open_as_member(reducer, members, size) for reducer in (t.a, t.b)]
             sending = asyncio.create_task(_send_steadily(streams, pause=0.1))
             failures = await t.fails_for(tasks, t.c)
-            assert pace < time.monotonic() - begin < 3 * pace
+            assert pace / 3 < time.monotonic() - begin < 3 * pace
             assert all(failure.is_pace for failure in failures)
             assert set(dropped) == {t.c.peer_id}
             rate = 2 * PIECE_BYTES / 0.1  # it sends to two

@@ -75,7 +75,7 @@ def test_the_same_peer_is_not_measured_again_soon(
     async def scenario() -> None:
         first, second, _ = callers(company)
         await first.probe(observer.node.peer_id)
-        with pytest.raises(PeerUnreachable, match="has measured this peer less than 60 s ago"):
+        with pytest.raises(PeerUnreachable, match="has measured this peer less than 25 s ago"):
             await first.probe(observer.node.peer_id)
         await second.probe(observer.node.peer_id)
         monkeypatch.setattr(probe, "AGAIN_SECONDS", 0.0)
