@@ -19,7 +19,7 @@ from protocol.units import MilliRate, PeerId
 
 SPONSOR_PERCENT = 25
 """of a step member's link that the slow lane may take; where one peer alone is the step lane, `JOIN_PERCENT`"""
-EXACT_CODEC_PART, HIDDEN_CODEC_PART = 5, 2
+EXACT_CODEC_PART, HIDDEN_CODEC_PART = 5, 3
 """without and with overlap: a less lossy codec is taken if its round takes at most this part of `JOIN_PERCENT`, or
 `STAY_PERCENT`, of an epoch"""
 
