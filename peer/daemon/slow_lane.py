@@ -96,7 +96,7 @@ class SlowLane:
         def sponsors() -> list[PeerId]:
             place = self._place()
             asked = list(place.sponsors) if place else []
-            asked = asked or sorted(m.peer for g in self._daemon.council.plan.groups for m in g.members)
+            asked = asked or sorted(m.peer for m in self._daemon.council.plan.step)
             return asked[:2]
 
         await watch_swarm(self._daemon, sponsors, self._changed.set)
@@ -127,6 +127,8 @@ class SlowLane:
         Where only the last word is missing, the sponsor may have taken it: it says so when it is asked the next time.
         """
         daemon = self._daemon
+        if not daemon.owed.samples:
+            return
         self._cycle = max(self._cycle + 1, int(time.time() * 1000))
         sponsor = place.sponsors[self._cycle % len(place.sponsors)]  # in turn, so that two observe our link
         began = time.monotonic()
