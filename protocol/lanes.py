@@ -86,7 +86,7 @@ def place(candidates: Sequence[Candidate], work: Work, previous: Plan | None) ->
     able = [one for one in ordered if one.in_step] or ordered
     throughput = sum(one.throughput for one in ordered)
     epoch = work.gathering_microseconds(throughput)
-    before = frozenset(m.peer for group in previous.groups for m in group.members) if previous else frozenset()
+    before = frozenset(m.peer for m in previous.step) if previous else frozenset()
     compact = work.codecs[-1]
     step = (overlapped if work.overlap else exact)(able, before, work.size(compact), epoch)
     lanes = _around(step, ordered, work, _codec(step, work, epoch, previous), previous)
@@ -104,9 +104,8 @@ def place(candidates: Sequence[Candidate], work: Work, previous: Plan | None) ->
 
 def predict(plan: Plan, links: Mapping[PeerId, Link], num_parameters: int, overlap: int) -> MilliRate:
     """Samples per 1000 seconds that enter the average under `plan`, if speeds and `links` hold."""
-    step = [member.peer for group in plan.groups for member in group.members]
-    rates = [links[peer].slower if peer in links else DEFAULT_LINK for peer in step]
-    quotas = [member.quota for group in plan.groups for member in group.members] + [m.quota for m in plan.slow]
+    rates = [links[m.peer].slower if m.peer in links else DEFAULT_LINK for m in plan.step]
+    quotas = [m.quota for m in plan.step] + [m.quota for m in plan.slow]
     work = Work(num_parameters, sum(quotas), overlap, plan.compression)
     return work.goodput(sum(plan.weights.values()), Crowd.of(rates).microseconds(work.size(plan.compression)))
 

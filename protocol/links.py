@@ -1,9 +1,8 @@
 """How fast each peer's link is, from what others have seen of it.
 
 A link is the lower median over distinct observers, upload and download apart, but for those whose own slower link was
-in the way. The peer's own word counts only for a
-direction that nobody else has seen. So, of its own link, a peer cannot change anything by lying once it was observed.
-About the link of another, a liar
+in the way. The peer's own word counts only for a direction that nobody else has seen. So, of its own link, a peer
+cannot change anything by lying once it was observed. About the link of another, a liar
 
 * that is its only observer can say anything, and also where the links of all others are too slow to see more;
 * that is one of two can say less, but else never more than the other one;
@@ -83,17 +82,9 @@ def _telling(sights: list[_Sight], limits: Mapping[PeerId, int]) -> list[int]:
     Nobody is believed to have seen clearly more than its own link can do. Who has seen about as much as anybody counts
     in any case.
     """
-    bounded = [
-        (min(rate, limits[observer] * BEYOND[0] // BEYOND[1]), observer)
-        for rate, observer in sights
-        if observer in limits
-    ] + [(rate, observer) for rate, observer in sights if observer not in limits]
+    bounded = [(min(rate, limits.get(observer, rate) * BEYOND[0] // BEYOND[1]), observer) for rate, observer in sights]
     most = max(bounded, default=(0, ""))[0]
-    return [
-        rate
-        for rate, observer in bounded
-        if min(limits.get(observer, most), most) * FAR[0] >= most * FAR[1] or rate * FAR[0] >= most * FAR[1]
-    ]
+    return [rate for rate, observer in bounded if max(rate, limits.get(observer, most)) * FAR[0] >= most * FAR[1]]
 
 
 def _lower_median(rates: list[int]) -> int:

@@ -96,9 +96,14 @@ class Plan:
         return digest(PLAN_DOMAIN, canonical_bytes(self.to_data())).hex()
 
     @property
+    def step(self) -> tuple[Member, ...]:
+        """The members of the step lane, of all groups."""
+        return tuple(member for group in self.groups for member in group.members)
+
+    @property
     def weights(self) -> dict[PeerId, MilliRate]:
         """The throughput of everybody in the plan, in both lanes."""
-        step = {member.peer: member.throughput for group in self.groups for member in group.members}
+        step = {member.peer: member.throughput for member in self.step}
         return step | {member.peer: member.throughput for member in self.slow}
 
     def group_of(self, peer: PeerId) -> Group | None:

@@ -100,10 +100,9 @@ def _late(
     run: RunId, term: int, counted: Mapping[PeerId, Ballot], absent: Mapping[PeerId, Epoch], previous: Plan | None
 ) -> dict[PeerId, Ballot]:
     """For those who step with the others, but whose ballots were not seen: what the present plan knows of them."""
-    members = [member for group in previous.groups for member in group.members] if previous else []
     return {
         member.peer: Ballot(run=run, peer=member.peer, expires=0, term=term, epoch=0, throughput=member.throughput)
-        for member in members
+        for member in (previous.step if previous else ())
         if member.peer not in counted and member.peer not in absent
     }
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
-from benchmarks.convergence.setting import InvalidSetting, Setting
+from benchmarks.command import (
+    CANNOT_START,
+    DONE,
+    INTERRUPTED,
+    NOT_ALL_KEPT,
+    InvalidSetting,
+    interruptible,
+    require_writable,
+    tell,
+)
+from benchmarks.convergence.setting import Setting
 from benchmarks.heterogeneous.network import NetworkImpossible, require_network
 from benchmarks.heterogeneous.processes import PeerEnded
 
-ALL_KEPT, NOT_ALL_KEPT, CANNOT_START, INTERRUPTED = 0, 1, 2, 130
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 QUICK = Setting(updates=120, seeds=1)
 QUICK_REMARK = "--quick shows whether everything works; differences of so short a run say little"
 
@@ -24,16 +29,15 @@ QUICK_REMARK = "--quick shows whether everything works; differences of so short 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0 all bars kept, 1 not all, 2 could not start with what was given, 130 interrupted."""
     options = _parser().parse_args(arguments)
-    for number in INTERRUPTS:
-        signal.signal(number, _interrupt)
+    interruptible()
     try:
         setting = _setting(options)
-        _require_writable(options.json, options.chart)
+        require_writable(options.json, options.chart)
         if options.peers:
             require_network()
         return _run(options, setting)
     except (InvalidSetting, NetworkImpossible) as error:
-        _tell(f"benchmarks.convergence: {error}")
+        tell(f"benchmarks.convergence: {error}")
         return CANNOT_START
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -50,10 +54,10 @@ def _run(options: argparse.Namespace, setting: Setting) -> int:
     try:
         jobs = [Job(v.name, seed) for v in variants for seed in seeds_of(v, setting.seeds)]
         jobs.sort(key=lambda job: job.seed)
-        replayed = run_jobs(setting, jobs, _tell)
-        runs = peers.run_peers(setting, variants, _tell, options.logs) if options.peers else replayed
+        replayed = run_jobs(setting, jobs, tell)
+        runs = peers.run_peers(setting, variants, tell, options.logs) if options.peers else replayed
     except (JobFailed, PeerEnded) as error:
-        _tell(f"benchmarks.convergence: {error}")
+        tell(f"benchmarks.convergence: {error}")
         return NOT_ALL_KEPT
     found = report.rows(variants, runs)
     if options.peers:
@@ -72,7 +76,7 @@ def _run(options: argparse.Namespace, setting: Setting) -> int:
         print("", *peers.story(runs), sep="\n")
     if options.quick:
         print("", QUICK_REMARK, sep="\n")
-    return ALL_KEPT if report.all_kept(found) else NOT_ALL_KEPT
+    return DONE if report.all_kept(found) else NOT_ALL_KEPT
 
 
 def _setting(options: argparse.Namespace) -> Setting:
@@ -99,24 +103,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--chart", type=Path, metavar="FILE.svg", help="draw the loss curves there")
     add("--logs", type=Path, metavar="FOLDER", help="with --peers: keep there what every process said")
     return parser
-
-
-def _require_writable(*paths: Path | None) -> None:
-    """Better now than after twenty minutes."""
-    for path in paths:
-        if path is not None and not os.access(path.absolute().parent, os.W_OK):
-            raise InvalidSetting(f"{path} cannot be written: there is no such folder, or it is not ours; name another")
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _interrupt(cause: int, _frame: FrameType | None) -> None:
-    for number in INTERRUPTS:  # a second one would leave processes behind
-        signal.signal(number, signal.SIG_IGN)
-    _tell(f"ended by {signal.Signals(cause).name}")
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

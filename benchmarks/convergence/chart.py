@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from xml.sax.saxutils import escape
 
 from benchmarks.convergence.jobs import Run
 from benchmarks.convergence.report import Row
 from benchmarks.convergence.setting import Setting
+from benchmarks.svg import opening, text
 
 WIDTH, HEIGHT = 850, 420
 LEFT, RIGHT, TOP, BOTTOM = 56, 340, 74, 56
@@ -50,13 +50,10 @@ def chart(setting: Setting, found: Sequence[Row], runs: Sequence[Run]) -> str:
     values = [bits for curves in shown.values() for curve in curves for _, bits in curve if math.isfinite(bits)]
     axes = _Axes(setting.updates, first, min(values), max(values))
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(_summary(found), {chr(34): "&quot;"})}">',
+        opening(WIDTH, HEIGHT, _summary(found)),
         f"<style>\n{_style()}\n</style>",
-        _text(16, 28, "title", "What speed costs in quality"),
-        _text(
-            16, 50, "quiet", f"held-out bits per byte by updates of {setting.target} samples; seeds: {setting.seeds}"
-        ),
+        text(16, 28, "title", "What speed costs in quality"),
+        text(16, 50, "quiet", f"held-out bits per byte by updates of {setting.target} samples; seeds: {setting.seeds}"),
         *axes.grid(),
     ]
     for number, row in enumerate(found):
@@ -70,9 +67,9 @@ def chart(setting: Setting, found: Sequence[Row], runs: Sequence[Run]) -> str:
             f'<line class="key of{number}{lone}" x1="{WIDTH - RIGHT + 14}" y1="{y - 4}" x2="{WIDTH - RIGHT + 32}" '
             f'y2="{y - 4}"/>'
         )
-        lines.append(_text(WIDTH - RIGHT + 38, y, "quiet", row.variant.name + above))
+        lines.append(text(WIDTH - RIGHT + 38, y, "quiet", row.variant.name + above))
     has_lone = any(len(curves) < setting.seeds for curves in shown.values())
-    lines.append(_text(16, HEIGHT - 12, "quiet", FOOTNOTE + (LONE if has_lone else "")))
+    lines.append(text(16, HEIGHT - 12, "quiet", FOOTNOTE + (LONE if has_lone else "")))
     return "\n".join([*lines, "</svg>", ""])
 
 
@@ -93,9 +90,9 @@ class _Axes:
             bits = self._low + part * (self._high - self._low)
             y = self.y(bits)
             lines.append(f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}"/>')
-            lines.append(_text(LEFT - 8, y + 4, "quiet", f"{bits:.2f}", "end"))
+            lines.append(text(LEFT - 8, y + 4, "quiet", f"{bits:.2f}", "end"))
             update = self._first + part * (self._last - self._first)
-            lines.append(_text(self.x(update), HEIGHT - BOTTOM + 20, "quiet", f"{update:.0f}", "middle"))
+            lines.append(text(self.x(update), HEIGHT - BOTTOM + 20, "quiet", f"{update:.0f}", "middle"))
         return lines
 
 
@@ -119,10 +116,6 @@ def _style() -> str:
 
     dark = f"  @media (prefers-color-scheme: dark) {{\n{DARK_STYLE}{colours(DARK, '    ')}  }}"
     return f"{STYLE}{colours(LIGHT, '  ')}{dark}"
-
-
-def _text(x: float, y: float, kind: str, words: str, anchor: str = "start") -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 def _summary(found: Sequence[Row]) -> str:

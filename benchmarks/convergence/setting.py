@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from benchmarks.command import InvalidSetting
 from benchmarks.heterogeneous.setting import Setting as Heterogeneous
 from peer.training.presets import PRESETS, num_parameters
 from protocol.manifest import Manifest, parse_manifest
@@ -25,10 +26,6 @@ GUEST = PEERS[-1]
 MAX_SEEDS, MAX_UPDATES = 100, 100_000
 EVALUATIONS, LEAST_BETWEEN_EVALUATIONS = 10, 4
 """of the held-out loss, along a run; and the fewest updates between two of them"""
-
-
-class InvalidSetting(Exception):
-    """What was asked for cannot be measured; the message is one sentence with a remedy."""
 
 
 @dataclass(frozen=True)

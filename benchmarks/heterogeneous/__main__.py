@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
+from benchmarks.command import (
+    CANNOT_START,
+    DONE,
+    INTERRUPTED,
+    NOT_ALL_KEPT,
+    InvalidSetting,
+    interruptible,
+    require_writable,
+    tell,
+)
 from benchmarks.heterogeneous import systems
 from benchmarks.heterogeneous.network import NetworkImpossible, require_network
 from benchmarks.heterogeneous.processes import PeerEnded
-from benchmarks.heterogeneous.setting import InvalidSetting, Setting, parse_numbers, parse_systems
-
-DONE, NOT_ALL_VALID, CANNOT_START, INTERRUPTED = 0, 1, 2, 130
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from benchmarks.heterogeneous.setting import Setting, parse_numbers, parse_systems
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0 all valid (or all bars kept), 1 not all, 2 could not start with what was given."""
     options = _parser().parse_args(arguments)
-    for number in INTERRUPTS:
-        signal.signal(number, _interrupt)
+    interruptible()
     try:
         setting = Setting(
             speeds=parse_numbers(options.speeds, "--speeds"),
@@ -33,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             quick=options.quick,
         )
         names = parse_systems(options.systems, systems.NAMES)
-        _require_writable(options.json, options.chart)
+        require_writable(options.json, options.chart)
         require_network()
         return _run(options, setting, names)
     except (InvalidSetting, NetworkImpossible) as error:
@@ -41,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return CANNOT_START
     except PeerEnded as error:
         print(f"benchmarks.heterogeneous: {error}; the devices alone could not be measured", file=sys.stderr)
-        return NOT_ALL_VALID
+        return NOT_ALL_KEPT
     except KeyboardInterrupt:
         return INTERRUPTED
 
@@ -55,14 +59,14 @@ def _run(options: argparse.Namespace, setting: Setting, names: Sequence[str]) ->
 
     verdicts = None
     with Run(options.logs) as run:
-        _tell(f"load of this computer: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+        tell(f"load of this computer: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
         if options.table:
-            verdicts, results = rows.run_rows(rows.ROWS, run, _tell, quick=options.quick)
+            verdicts, results = rows.run_rows(rows.ROWS, run, tell, quick=options.quick)
             names = tuple(dict.fromkeys(result["system"] for result in results))
         elif options.scenario:
-            results = scenarios.run_scenario(options.scenario, setting, names, run, _tell)
+            results = scenarios.run_scenario(options.scenario, setting, names, run, tell)
         else:
-            results = session.compare(setting, names, run, _tell)
+            results = session.compare(setting, names, run, tell)
     facts = setting.to_json() | {"scenario": options.scenario}
     if options.json:
         write_json(options.json, facts, results, **({} if verdicts is None else {"verdicts": verdicts}))
@@ -71,12 +75,12 @@ def _run(options: argparse.Namespace, setting: Setting, names: Sequence[str]) ->
     if verdicts is not None:
         print(rows.verdict_table(verdicts))
         print("measured elsewhere:", *rows.ELSEWHERE, sep="\n  ")
-        return DONE if all(verdict["pass"] for verdict in verdicts) else NOT_ALL_VALID
+        return DONE if all(verdict["pass"] for verdict in verdicts) else NOT_ALL_KEPT
     remarks = dict.fromkeys(remark for name in names for remark in systems.system_of(name, setting).remarks)
     if options.scenario:
         print(*(story(result) for result in results), "", sep="\n")
     print(summary(setting, results, tuple(remarks)))
-    return NOT_ALL_VALID if any(result["void"] for result in results) else DONE
+    return NOT_ALL_KEPT if any(result["void"] for result in results) else DONE
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -104,26 +108,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _require_writable(*paths: Path | None) -> None:
-    """Better now than after ten minutes."""
-    for path in paths:
-        if path is not None and not os.access(path.absolute().parent, os.W_OK):
-            raise InvalidSetting(f"{path} cannot be written: there is no such folder, or it is not ours; name another")
-
-
 def _join(numbers: Sequence[float]) -> str:
     return ",".join(f"{number:g}" for number in numbers)
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _interrupt(cause: int, _frame: FrameType | None) -> None:
-    for number in INTERRUPTS:  # a second one would leave namespaces behind
-        signal.signal(number, signal.SIG_IGN)
-    _tell(f"ended by {signal.Signals(cause).name}; tearing everything down")
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from xml.sax.saxutils import escape
 
 from benchmarks.heterogeneous.setting import Setting
+from benchmarks.svg import opening, text
 
 WIDTH = 760
 LEFT, RIGHT = 170, 110
@@ -42,11 +42,10 @@ def chart(setting: Setting, results: Sequence[Mapping[str, Any]]) -> str:
     speeds = " / ".join(f"{speed:g}" for speed in setting.speeds)
     links = " / ".join(f"{link:g}" if link else "∞" for link in setting.links)
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-label="{escape(_summary(results), {chr(34): "&quot;"})}">',
+        opening(WIDTH, height, _summary(results)),
         f"<style>\n{STYLE}\n</style>",
-        _text(16, 28, "title", "How much of everybody's speed arrives"),
-        _text(
+        text(16, 28, "title", "How much of everybody's speed arrives"),
+        text(
             16, 50, "quiet", f"devices of speed {speeds}, links of {links} Mbit/s, {setting.target} samples an update"
         ),
     ]
@@ -54,10 +53,10 @@ def chart(setting: Setting, results: Sequence[Mapping[str, Any]]) -> str:
         x = _x(percent / 100)
         kind = "goal" if percent == 100 else "grid"
         lines.append(f'<line class="{kind}" x1="{x:.1f}" y1="{TOP - 6}" x2="{x:.1f}" y2="{bottom}"/>')
-        lines.append(_text(x, bottom + 18, "quiet", f"{percent} %", "middle"))
+        lines.append(text(x, bottom + 18, "quiet", f"{percent} %", "middle"))
     for row, result in enumerate(results):
         lines += _bar(TOP + ROW * row, result)
-    lines.append(_text(16, bottom + 44, "quiet", FOOTNOTE))
+    lines.append(text(16, bottom + 44, "quiet", FOOTNOTE))
     return "\n".join([*lines, "</svg>", ""])
 
 
@@ -70,14 +69,10 @@ def _bar(top: float, result: Mapping[str, Any]) -> list[str]:
     middle = top + BAR / 2 + 5
     length = max(0.0, _x(efficiency) - LEFT)
     return [
-        _text(LEFT - 12, middle, "name", result["system"], "end"),
+        text(LEFT - 12, middle, "name", result["system"], "end"),
         f'<rect class="{kind}" x="{LEFT}" y="{top}" width="{length:.1f}" height="{BAR}" rx="3"/>',
-        _text(8 + (_x(1.0) if NEAR_GOAL < efficiency < 1 else LEFT + length), middle, "name", label),
+        text(8 + (_x(1.0) if NEAR_GOAL < efficiency < 1 else LEFT + length), middle, "name", label),
     ]
-
-
-def _text(x: float, y: float, kind: str, words: str, anchor: str = "start") -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 def _x(part: float) -> float:

@@ -15,11 +15,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
+from benchmarks.command import InvalidSetting
 from benchmarks.heterogeneous.leftovers import Run
 from benchmarks.heterogeneous.measure import Commit, Length, Observation, epoch_seconds, failed, overrun
 from benchmarks.heterogeneous.processes import PeerEnded
 from benchmarks.heterogeneous.session import Result, Tell, compare, perform, usual_length
-from benchmarks.heterogeneous.setting import InvalidSetting, Setting
+from benchmarks.heterogeneous.setting import Setting
 from benchmarks.heterogeneous.slowing import slowed_worker
 from benchmarks.heterogeneous.systems import Stage, system_of
 from benchmarks.heterogeneous.systems.minga import HOST

@@ -6,15 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.command import InvalidSetting
 from protocol.quota import apportion
 
 SAMPLES_PER_SECOND = 40.0
 """of a device of speed 1.0"""
 MAX_PEERS = 200
-
-
-class InvalidSetting(Exception):
-    """What was asked for cannot be measured; the message is one sentence with a remedy."""
 
 
 @dataclass(frozen=True)

@@ -105,8 +105,7 @@ class Council:
     async def verdict(self, term: int, absent: Mapping[PeerId, Epoch]) -> str | None:
         """Digest of the plan that two thirds of the live weight of the present plan voted for, if there is one."""
         votes = {r.peer: r.plan for r in await self._node.fetch("plan-vote", term) if isinstance(r, PlanVote)}
-        members = [member for group in self.plan.groups for member in group.members]
-        weights = {m.peer: m.throughput for m in members if m.peer not in absent}
+        weights = {m.peer: m.throughput for m in self.plan.step if m.peer not in absent}
         return decide(votes, weights)[0]
 
     def stop(self) -> None:

@@ -89,7 +89,7 @@ class EpochRunner:
     async def say_farewell(self) -> None:
         """Tell the members of the round not to wait for us."""
         node, plan = self._daemon.node, self._daemon.council.plan
-        others = [m.peer for group in plan.groups for m in group.members if m.peer != self._daemon.me]
+        others = [m.peer for m in plan.step if m.peer != self._daemon.me]
         calls = (node.call(peer, "farewell", {}, timeout=FAREWELL_SECONDS) for peer in others)
         await asyncio.gather(*calls, return_exceptions=True)
 
@@ -117,8 +117,7 @@ class EpochRunner:
     @property
     def _quota(self) -> int:
         """This peer's, in samples an epoch."""
-        members = (m for group in self._daemon.council.plan.groups for m in group.members)
-        return next(m.quota for m in members if m.peer == self._daemon.me)
+        return next(m.quota for m in self._daemon.council.plan.step if m.peer == self._daemon.me)
 
     async def run_one(self) -> None:
         """From the begin of an epoch to its commit, or to where this peer is out of step. Raises `Stopped`."""
@@ -273,7 +272,8 @@ class EpochRunner:
             for guest, count in guests.items():  # who may have come into step meanwhile
                 samples[guest] = samples.get(guest, 0) + count
         harvest = gathering.task.result() if gathering.task.done() else Harvest()
-        if daemon.me in dict(commit.members):
+        counted = dict(commit.members)
+        if daemon.me in counted:
             daemon.owed.take()
         else:
             daemon.owed.add(harvest.samples, harvest.sums, commit.epoch)
@@ -281,7 +281,7 @@ class EpochRunner:
         group = daemon.council.plan.group_of(daemon.me)
         assert group is not None
         for member in group.members:  # those that the commit went on without
-            if member.peer not in dict(commit.members):
+            if member.peer not in counted:
                 replica.absent.setdefault(member.peer, commit.epoch)
         self.bytes_sent += round_.bytes_sent
         self.bytes_received += round_.bytes_received

@@ -238,14 +238,11 @@ class Daemon:
                         await self.epochs.evaluate()
                     await self.membership.linger()
                     self.leave(f"the run has reached its last epoch, {self.replica.epoch}")
-                elif self.membership.is_slow():
-                    await self.gatherer.owe_ahead()
-                    await self.slow_lane.take_part()
                 elif self.membership.is_member():
                     await self.epochs.run_one()
                 else:
                     await self.gatherer.owe_ahead()
-                    await self.membership.follow()
+                    await (self.slow_lane.take_part() if self.membership.is_slow() else self.membership.follow())
         except Stopped:
             pass
 

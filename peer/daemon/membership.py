@@ -129,7 +129,7 @@ class Membership:
     async def _be_measured(self, plan: Plan) -> None:
         """Let up to two members measure our link; those who are busy with other newcomers are asked again."""
         daemon = self._daemon
-        found = [m for group in plan.groups for m in group.members if m.peer != daemon.me]
+        found = [m for m in plan.step if m.peer != daemon.me]
         # Who reduces most has the fastest link: it sees most.
         observers = [m.peer for m in sorted(found, key=lambda m: (-m.share, m.peer))][:OBSERVERS]
         seen: dict[PeerId, ProbeResult] = {}
@@ -252,7 +252,7 @@ class Membership:
         if not self._is_measured:
             self._is_measured = True
             return True
-        if any(m.share for group in plan.groups for m in group.members if m.peer == me):
+        if any(m.share for m in plan.step if m.peer == me):
             self._measure_after = MEASURE_AGAIN_SECONDS
         elif now - self._measured_at > self._measure_after:
             self._measure_after = min(2 * self._measure_after, MEASURE_AT_LEAST_SECONDS)
@@ -346,4 +346,4 @@ class Membership:
 
 
 def members(plan: Plan) -> list[PeerId]:
-    return [member.peer for group in plan.groups for member in group.members]
+    return [member.peer for member in plan.step]

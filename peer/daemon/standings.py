@@ -48,7 +48,7 @@ def choose_goal(standings: Sequence[Standing]) -> Standing | None:
         return None
     plans = Counter(s.plan.digest for s in standings)
     plan = max(standings, key=lambda s: (plans[s.plan.digest], s.plan.term, s.plan.digest)).plan
-    weights = {m.peer: m.throughput for group in plan.groups for m in group.members}
+    weights = {m.peer: m.throughput for m in plan.step}
     epochs = {s.peer: s.epoch for s in standings if s.peer in weights}
     present = {peer: weights[peer] for peer in epochs}
     if not epochs:

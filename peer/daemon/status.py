@@ -70,7 +70,7 @@ class StatusBoard:
         """A row for every peer that the plan or a fresh record knows."""
         daemon = self._daemon
         roster, plan = daemon.roster, daemon.council.plan
-        quotas: dict[PeerId, Member | SlowMember] = {m.peer: m for group in plan.groups for m in group.members}
+        quotas: dict[PeerId, Member | SlowMember] = {m.peer: m for m in plan.step}
         quotas |= {m.peer: m for m in plan.slow}
         rows = []
         for peer in sorted({*quotas, *roster.progress, daemon.me}):

@@ -102,7 +102,7 @@ class AllReduce:
             await round_.run()
             outcome = DONE
             if self._saw_up is not None:
-                report_arrivals(round_.arrivals, round_.traffic(), self._saw_up)
+                report_arrivals(round_.arrivals, round_.traffic, self._saw_up)
         except RoundFailed as failure:
             outcome = described(failure, "over")
             self._report_pace(round_, failure)
@@ -190,7 +190,7 @@ class AllReduce:
         else:
             round_.welcome(peer, header, stream, came)
             await round_.attended[peer].wait()
-            arrival, departures, traffic = round_.arrivals.get(peer), round_.departures, round_.traffic()
+            arrival, departures, traffic = round_.arrivals.get(peer), round_.departures, round_.traffic
             del round_  # whoever leaves slowly shall not keep its vectors here
             if arrival is not None and not departures.are_void:
                 await self._see_off(stream, arrival, departures, traffic)

@@ -78,7 +78,9 @@ class Butterfly:
         self._outbound: list[Stream] = []
         self._inbound: list[Stream] = []
         self._own_part = next((part for part in self._parts if part.reducer == node.peer_id), None)
-        self.watch = PaceWatch(node.peer_id, self.traffic(), members, self.arrivals, pace)
+        self.traffic = Traffic(node.peer_id, self.members, self._sizes())
+        """what all members send each other"""
+        self.watch = PaceWatch(node.peer_id, self.traffic, members, self.arrivals, pace)
         loop = asyncio.get_running_loop()
         self._told: asyncio.Future[RoundFailed] = loop.create_future()
         self._came: dict[PeerId, asyncio.Future[Stream]] = {peer: loop.create_future() for peer in self.others}
@@ -136,13 +138,12 @@ class Butterfly:
         streams = self._outbound + self._inbound
         return sum(s.bytes_sent for s in streams), sum(s.bytes_received for s in streams)
 
-    def traffic(self) -> Traffic:
-        """What all members send each other."""
-        sizes = {
+    def _sizes(self) -> dict[PeerId, int]:
+        """Bytes of each reducer's part."""
+        return {
             part.reducer: sum(self._codec.size(piece.stop - piece.start) for piece in part.pieces)
             for part in self._parts
         }
-        return Traffic(self._own.peer, self.members, sizes)
 
     async def _leave_behind(self) -> None:
         """End the round if the others would wait long for the link of one member."""

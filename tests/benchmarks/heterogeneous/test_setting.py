@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.heterogeneous.setting import InvalidSetting, Setting, parse_numbers, parse_systems
+from benchmarks.command import InvalidSetting
+from benchmarks.heterogeneous.setting import Setting, parse_numbers, parse_systems
 from benchmarks.heterogeneous.systems import NAMES
 from benchmarks.heterogeneous.workload import manifest_of, run_toml
 

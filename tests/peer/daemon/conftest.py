@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks.heterogeneous.network import Network, NetworkImpossible, require_network
 from peer.places import RuntimeDirectory
 from peer.swarm.errors import StateUnavailable
 from peer.swarm.identity import load_or_create
@@ -272,3 +273,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"cannot mount a small file system: {mounted.stderr.decode().strip()}")
     yield disk
     subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest) -> Iterator[Callable[[int], dict[str, Any]]]:
+    """Where each peer lives, on links of as many Mbit/s as the test's parameter says; 0: not limited."""
+    try:
+        require_network()
+    except NetworkImpossible as error:
+        pytest.skip(f"no network namespaces here: {error}")
+    program = [sys.executable, "-m", "peer"]
+    with Network(f"test-{os.getpid()}", request.param) as network:
+        yield lambda peer: {"program": network.command(peer, program), "bind": network.address(peer)}

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks.heterogeneous.network import Network, NetworkImpossible, require_network
 from peer.places import CHECKPOINTS
 from peer.training.checkpoint import SavedState, load_latest
 
 pytestmark = pytest.mark.swarm
-
-MBITS = [0, 0, 6]  # of each peer's link; 0: not limited
 
 
 def catch_ups(peer) -> list[dict]:
@@ -71,24 +66,10 @@ def same_checkpoints(peers) -> list[SavedState]:
         time.sleep(0.1)
 
 
-@pytest.fixture
-def network() -> Iterator[Network]:
-    try:
-        require_network()
-    except NetworkImpossible as error:
-        pytest.skip(f"no network namespaces here: {error}")
-    with Network(f"test-{os.getpid()}", MBITS) as network:
-        yield network
-
-
 @pytest.mark.netns
-def test_a_newcomer_behind_a_slow_link_comes_into_step(swarm, network: Network) -> None:
+@pytest.mark.parametrize("place", [[0, 0, 6]], indirect=True)
+def test_a_newcomer_behind_a_slow_link_comes_into_step(swarm, place) -> None:
     """A state takes 2 s here and an epoch half a second; the gradients of those epochs come after it."""
-    program = [sys.executable, "-m", "peer"]
-
-    def place(peer: int) -> dict[str, object]:
-        return {"program": network.command(peer, program), "bind": network.address(peer)}
-
     host = swarm.host("--emulate-throughput", "60", target=48, checkpoint_every=5, compression="uniform8", **place(0))
     invite = host.started["invite"]
     swarm.join(invite, "--emulate-throughput", "36", **place(1))

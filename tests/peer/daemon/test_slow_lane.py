@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator
-
 import pytest
-
-from benchmarks.heterogeneous.network import Network, NetworkImpossible, require_network
 
 pytestmark = [pytest.mark.swarm, pytest.mark.netns]
 
-LINKS = [0, 0, 0.5]  # Mbit/s; 0: not limited
 
-
-@pytest.fixture
-def network() -> Iterator[Network]:
-    try:
-        require_network()
-    except NetworkImpossible as error:
-        pytest.skip(f"no network namespaces here: {error}")
-    with Network(f"test-{os.getpid()}", LINKS) as network:
-        yield network
-
-
-def test_a_slow_link_trains_at_its_own_cadence(swarm, network: Network) -> None:
-    program = [sys.executable, "-m", "peer"]
-
-    def place(peer: int) -> dict[str, object]:
-        return {"program": network.command(peer, program), "bind": network.address(peer)}
-
+@pytest.mark.parametrize("place", [[0, 0, 0.5]], indirect=True)
+def test_a_slow_link_trains_at_its_own_cadence(swarm, place) -> None:
     host = swarm.host("--emulate-throughput", "60", target=60, compression="auto", **place(0))
     invite = host.started["invite"]
     swarm.join(invite, "--emulate-throughput", "60", **place(1))
